@@ -1,0 +1,23 @@
+"""Entry of the `residua` command. The command line needs typer and rich, the library does not."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError as error:
+        print(
+            f"residua: the command line needs {error.name}; run: pip install 'residua[cli]'", file=sys.stderr
+        )
+        raise SystemExit(2) from None
+    from .cli import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

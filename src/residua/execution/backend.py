@@ -1,0 +1,172 @@
+"""What a backend is, how one registers itself, and how one is chosen: with reasons, never silently.
+
+A backend runs the heavy primitives of a call. The base class holds every primitive in plain torch, on any
+device, without an [N, N] or an all-heads [N, C] matrix; a backend overrides what it does better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError
+from ..types import Call, ExtraKeys, Partition, Route
+from . import torch_primitives as plain
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a call asks of a backend; enough to say no before anything is allocated."""
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+
+    @staticmethod
+    def of(call: Call) -> Demand:
+        return Demand(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1])
+
+
+class Backend:
+    """Base of the backends. All tensors share one device; outputs are fp32 unless a dtype is asked for.
+
+    Groups and heads are leading dimensions everywhere: x [B, H, N, D] is any strided view with any of the
+    backend's dtypes; partitions of keys have Hkv heads and serve H query heads, H a multiple of Hkv.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line for `residua doctor`
+    priority: ClassVar[int] = 0  # `auto` tries higher ones first; below 0: only by name
+    deterministic: ClassVar[bool] = True  # bit-identical on repeats
+    devices: ClassVar[tuple[str, ...] | None] = None  # torch device types; None = any
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    head_dims: ClassVar[tuple[int, int]] = (1, 1 << 30)  # inclusive, for D and Dv
+
+    def unavailable(self) -> str | None:
+        """Why this backend cannot run on this machine at all, or None."""
+        return None
+
+    def reasons(self, demand: Demand) -> list[str]:
+        """Every reason against running this call here; empty means it can."""
+        missing = self.unavailable()
+        if missing:
+            return [missing]
+        found = []
+        if self.devices is not None and demand.device.type not in self.devices:
+            found.append(f"device {demand.device.type}: takes {', '.join(self.devices)}")
+        if demand.dtype not in self.dtypes:
+            found.append(f"dtype {demand.dtype}: takes {', '.join(map(str, self.dtypes))}")
+        low, high = self.head_dims
+        for label, dim in (("head_dim", demand.head_dim), ("value head_dim", demand.value_dim)):
+            if not low <= dim <= high:
+                found.append(f"{label}={dim}: takes {low}..{high}")
+        return found
+
+    def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+        """Response coordinates `x @ factor`, each row divided by its RMS if `normalise`.
+
+        x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] fp32
+        """
+        return plain.project(x, factor, normalise)
+
+    def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """One Lloyd step: nearest centre of every row (ties: the lowest index), then the mean of every group.
+
+        x [G, N, R] fp32, centres [G, C, R] fp32, valid [G, N] bool or None
+        -> labels [G, N] int64 (-1 where not valid), centres [G, C, R] (an empty group keeps its own),
+           sizes [G, C] int64
+        """
+        return plain.kmeans_step(x, centres, valid)
+
+    def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
+        """Rows of x [B, H, N, D] in the order [B, H, M] of token indices -> contiguous [B, H, M, D]."""
+        return plain.gather_rows(x, order)
+
+    def group_means(self, x: Tensor, partition: Partition) -> Tensor:
+        """Mean of each group's rows, zeros for an empty group.  # [B, H, N, D] -> [B, H, C, D] fp32"""
+        return plain.group_means(x, partition)
+
+    def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
+        """Log of the attention mass of every K/V group at every anchor: logsumexp over the group's keys.
+
+        anchors [B, H, Cq, D] fp32, k [B, Hkv, Nk, D] -> [B, H, Cq, Ck] fp32, -inf for an empty group
+        """
+        return plain.cell_mass(anchors, k, kv, scale)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        route: Route,
+        scale: float,
+        extra: ExtraKeys | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Softmax attention of every row over the kept cells of its query group (and its extra keys).
+
+        -> out [B, H, Nq, Dv] in the original row order, in `out_dtype` (None: q's); natural log-sum-exp
+        [B, H, Nq] fp32. A row of no group or with nothing kept gets 0 and -inf.
+        """
+        raise NotImplementedError
+
+    def attend_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float
+    ) -> Tensor:
+        """Exact attention of some query rows over all keys that are not padding.
+
+        rows [B, H, M, D], key_mask [B, Nk] bool -> [B, H, M, Dv] fp32
+        """
+        return plain.attend_rows(rows, k, v, key_mask, scale)
+
+    def add_affine(
+        self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """`out + out @ left @ right + bias` in one pass, cast to `dtype`; may reuse the memory of `out`.
+
+        out [B, H, N, Dv] fp32, left [B, H, Dv, R], right [B, H, R, Dv], bias [B, H, Dv]
+        """
+        return plain.add_affine(out, left, right, bias, dtype)
+
+
+_BACKENDS: dict[str, Backend] = {}
+
+
+def register(backend: type[Backend]) -> type[Backend]:
+    """Class decorator: makes a backend known under its name."""
+    _BACKENDS[backend.name] = backend()
+    return backend
+
+
+def backends() -> dict[str, Backend]:
+    """All registered backends, best first."""
+    return dict(sorted(_BACKENDS.items(), key=lambda item: -item[1].priority))
+
+
+def select(name: str, demand: Demand) -> Backend:
+    """The backend of that name, or for "auto" the best one that takes the call."""
+    known = backends()
+    if name != "auto":
+        if name not in known:
+            raise BackendError(f"backend={name!r} is not known; there are: auto, {', '.join(known)}")
+        reasons = known[name].reasons(demand)
+        if reasons:
+            others = [other for other, it in known.items() if not it.reasons(demand)]
+            raise BackendError(
+                f"backend={name!r} cannot run this call: {'; '.join(reasons)}. "
+                f"Use backend='auto' or one of: {', '.join(others) or 'none takes it'}"
+            )
+        return known[name]
+    refusals = []
+    for candidate in known.values():
+        if candidate.priority < 0:
+            continue
+        reasons = candidate.reasons(demand)
+        if not reasons:
+            return candidate
+        refusals.append(f"{candidate.name}: {'; '.join(reasons)}")
+    raise BackendError("no backend takes this call.\n  " + "\n  ".join(refusals))

@@ -1,0 +1,75 @@
+"""The judge: masked dense attention, one head at a time, as naive as it can be. Small calls only: it builds
+an [Nq, Nk] mask. Give it fp64 tensors and its answers are what the other backends are measured by."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import ExtraKeys, Route
+from .backend import Backend, register
+
+
+@register
+class Reference(Backend):
+    name = "reference"
+    summary = "naive masked dense attention, the judge of the others; never chosen by itself"
+    priority = -1
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        route: Route,
+        scale: float,
+        extra: ExtraKeys | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        batch, heads, rows, _ = q.shape
+        shares = heads // k.shape[1]
+        working = torch.float64 if q.dtype == torch.float64 else torch.float32
+        out = torch.zeros(batch, heads, rows, v.shape[-1], dtype=out_dtype or q.dtype, device=q.device)
+        lse = torch.full((batch, heads, rows), -torch.inf, device=q.device)
+        for b in range(batch):
+            for h in range(heads):
+                query, keys, values = (t.to(working) for t in (q[b, h], k[b, h // shares], v[b, h // shares]))
+                labels = route.query.labels[b, h]  # [Nq]
+                kept = _row_mask(labels, route.kv.labels[b, h // shares], route.cells[b, h])
+                logits = torch.where(kept, query @ keys.mT * scale, -torch.inf)  # [Nq, Nk]
+                # a value that nobody kept must not reach the output, not even as 0 * NaN
+                values = torch.where(kept.any(0)[:, None], values, 0.0)
+                if extra is not None:
+                    logits, values = _append_extra(logits, values, labels, extra, query * scale, b, h)
+                top = logits.amax(-1, keepdim=True)
+                weights = (logits - torch.where(top == -torch.inf, 0.0, top)).exp()
+                total = weights.sum(-1, keepdim=True)
+                rows_out = weights @ values if extra is None else _rowwise(weights, values)
+                empty = total == 0
+                out[b, h] = torch.where(empty, 0.0, rows_out / torch.where(empty, 1.0, total)).to(out.dtype)
+                lse[b, h] = torch.where(empty, -torch.inf, top + total.log())[:, 0].float()
+        return out, lse
+
+
+def _row_mask(query_labels: Tensor, kv_labels: Tensor, cells: Tensor) -> Tensor:
+    """Which keys each row sees.  # [Nq, Nk] bool"""
+    mask = cells[query_labels.clamp(min=0)][:, kv_labels.clamp(min=0)]
+    return mask & (query_labels >= 0)[:, None] & (kv_labels >= 0)
+
+
+def _append_extra(
+    logits: Tensor, values: Tensor, labels: Tensor, extra: ExtraKeys, query: Tensor, b: int, h: int
+) -> tuple[Tensor, Tensor]:
+    """Adds each row's extra keys as further columns; values become one matrix per row."""
+    group = labels.clamp(min=0)
+    keys = extra.keys[b, h].to(query.dtype)[group]  # [Nq, T, D]
+    more = torch.einsum("nd,ntd->nt", query, keys) + extra.log_weight[b, h].to(query.dtype)[group]
+    more = torch.where((labels >= 0)[:, None], more, -torch.inf)
+    own = extra.values[b, h].to(query.dtype)[group]  # [Nq, T, Dv]
+    own = torch.where((more > -torch.inf)[..., None], own, 0.0)
+    shared = values.expand(len(labels), *values.shape)
+    return torch.cat([logits, more], 1), torch.cat([shared, own], 1)
+
+
+def _rowwise(weights: Tensor, values: Tensor) -> Tensor:
+    return torch.einsum("nk,nkd->nd", weights, values)

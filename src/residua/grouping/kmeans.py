@@ -1,0 +1,62 @@
+"""Lloyd's k-means, batched over heads, deterministic, with warm starts. It always ends: the number of steps
+is fixed, and coordinates that are not finite are taken as zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..execution.backend import Backend
+from .response import evenly_spaced
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Labels, centres and sizes that agree: a centre is the mean of the rows with its label."""
+
+    labels: Tensor  # [G, N] int64, -1 where a row is not valid
+    centres: Tensor  # [G, C, R] fp32; an empty group keeps the centre it had
+    sizes: Tensor  # [G, C] int64
+
+
+def kmeans(
+    x: Tensor,
+    groups: int,
+    steps: int,
+    *,
+    start: Tensor | None = None,
+    valid: Tensor | None = None,
+    backend: Backend | None = None,
+) -> Clusters:
+    """Clusters the rows of x [G, N, R] into `groups` groups per head with `steps` Lloyd steps.
+
+    `start` [G, C, R] continues from given centres, otherwise evenly spaced rows are taken. `valid` [G, N]
+    leaves rows out.
+    """
+    backend = backend or Backend()
+    x = torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)
+    centres = (
+        first_centres(x, groups, valid) if start is None else torch.nan_to_num(start.float(), 0.0, 0.0, 0.0)
+    )
+    labels, sizes = None, None
+    for _ in range(max(1, steps)):
+        labels, centres, sizes = backend.kmeans_step(x, centres, valid)
+    assert labels is not None and sizes is not None
+    return Clusters(labels, centres, sizes)
+
+
+def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
+    """Evenly spaced row indices, counted among the valid rows only.  # [G, C]"""
+    heads, rows = shape
+    if valid is None:
+        return evenly_spaced(groups, rows, device).expand(heads, groups)
+    ranked = torch.argsort(valid.logical_not().to(torch.uint8), dim=-1, stable=True)  # valid rows first
+    wanted = torch.arange(groups, device=device) * valid.sum(-1, keepdim=True) // groups  # [G, C]
+    return ranked.gather(-1, wanted)
+
+
+def first_centres(x: Tensor, groups: int, valid: Tensor | None) -> Tensor:
+    index = first_rows((x.shape[0], x.shape[1]), groups, valid, x.device)
+    return torch.take_along_dim(x, index[..., None], dim=1)  # [G, C, R]

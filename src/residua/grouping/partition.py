@@ -1,0 +1,162 @@
+"""The partitioners, and the stage that sorts the tokens of a call into groups.
+
+A partitioner only says in which coordinates keys and queries are compared; clustering, pinned tokens,
+padding and warm starts are the same for all. A new one is a class with `@register`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..execution.backend import Backend
+from ..sizing import Sizes
+from ..types import Call, Grouping, Partition, Rows
+from .kmeans import first_rows, kmeans
+from .response import key_metric, metric_factor, query_metric
+
+PARTITIONERS: dict[str, Partitioner] = {}
+
+
+class Partitioner:
+    """Coordinates as linear maps of the activations; None compares the activations themselves."""
+
+    name: ClassVar[str]
+
+    def key_factor(self, call: Call, sizes: Sizes) -> Tensor | None:
+        """The map for keys.  # [B, Hkv, D, R] fp32"""
+        return None
+
+    def query_factor(self, centroids: Tensor, counts: Tensor, sizes: Sizes) -> Tensor | None:
+        """The map for queries, given the K/V groups' centroids [B, Hkv, Ck, D] and counts [B, Hkv, Ck];
+        its results are RMS-normalised.  # [B, Hkv, D, R] fp32"""
+        return None
+
+
+def register(partitioner: type[Partitioner]) -> type[Partitioner]:
+    PARTITIONERS[partitioner.name] = partitioner()
+    return partitioner
+
+
+@register
+class Semantic(Partitioner):
+    """K-means on the activations of queries and keys, each for itself: the reference partition."""
+
+    name = "semantic"
+
+
+@register
+class KeyResponse(Partitioner):
+    """Keys by their responses under sampled queries; queries by their activations."""
+
+    name = "key-response"
+
+    def key_factor(self, call: Call, sizes: Sizes) -> Tensor | None:
+        metric = key_metric(call.free_queries.take(call.q, 2), sizes.metric_rows)  # [B, H, D, D]
+        # heads that share keys share the metric: the mean over them is the metric of all their rows
+        metric = metric.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+        return metric_factor(metric, sizes.key_rank)
+
+
+@register
+class ResponseCoupled(KeyResponse):
+    """The paper's partition: key groups from query responses, then query groups from key groups."""
+
+    name = "response"
+
+    def query_factor(self, centroids: Tensor, counts: Tensor, sizes: Sizes) -> Tensor | None:
+        return metric_factor(query_metric(centroids, counts), sizes.query_rank)
+
+
+def group_tokens(
+    call: Call, config: Config, sizes: Sizes, start: tuple[Tensor, Tensor] | None, backend: Backend
+) -> Grouping:
+    """Groups keys, then queries. `start` holds the centroids (queries, keys) of the step before, in the
+    original space: the coordinates rotate from step to step, so they are projected anew."""
+    partitioner = PARTITIONERS[config.partition]
+    steps = config.kmeans_cold if start is None else config.kmeans_warm
+    query_start, key_start = (None, None) if start is None else start
+
+    keys = call.free_keys.take(call.k, 2)
+    valid = None if call.key_mask is None else call.free_keys.take(call.key_mask, 1)
+    factor = partitioner.key_factor(call, sizes)
+    _, labels = _cluster(keys, factor, False, sizes.kv_groups, steps, key_start, valid, backend)
+    kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups)
+    means = backend.group_means(call.k, kv)  # [B, Hkv, Ck, D]
+    kv_centroids = _keep_empty(means, kv, keys, key_start, sizes.kv_groups, valid)
+
+    free = sizes.kv_groups
+    factor = partitioner.query_factor(kv_centroids[..., :free, :], kv.sizes[..., :free], sizes)
+    if factor is not None:
+        factor = factor.repeat_interleave(call.shares, dim=1)
+    rows = call.free_queries.take(call.q, 2)
+    coordinates, labels = _cluster(rows, factor, True, sizes.query_groups, steps, query_start, None, backend)
+    query = Partition.from_labels(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
+    means = backend.group_means(call.q, query)  # [B, H, Cq, D]
+    query_centroids = _keep_empty(means, query, rows, query_start, sizes.query_groups, None)
+    return Grouping(query, kv, query_centroids, kv_centroids, coordinates, pinned_groups)
+
+
+def _cluster(
+    x: Tensor,
+    factor: Tensor | None,
+    normalise: bool,
+    groups: int,
+    steps: int,
+    start: Tensor | None,
+    valid: Tensor | None,
+    backend: Backend,
+) -> tuple[Tensor, Tensor]:
+    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]."""
+    batch, heads = x.shape[:2]
+
+    def to_coordinates(rows: Tensor) -> Tensor:
+        return rows.float() if factor is None else backend.project(rows, factor, normalise)
+
+    coordinates = to_coordinates(x)
+    if valid is not None:
+        valid = valid[:, None].expand(batch, heads, -1).flatten(0, 1)
+    centres = None if start is None else to_coordinates(start.to(x.dtype)).flatten(0, 1)
+    clusters = kmeans(coordinates.flatten(0, 1), groups, steps, start=centres, valid=valid, backend=backend)
+    return coordinates, clusters.labels.unflatten(0, (batch, heads))
+
+
+def _kv_partition(call: Call, labels: Tensor, groups: int) -> tuple[Partition, int]:
+    """Free keys in their groups, pinned keys in one more group behind them, padding in none."""
+    labels = _spread(labels, call.free_keys, call.k.shape[2])
+    if not call.pinned_keys.count:
+        return Partition.from_labels(labels, groups), 0
+    for start, stop in call.pinned_keys.ranges:
+        labels[..., start:stop] = groups
+    if call.key_mask is not None:
+        labels = torch.where(call.key_mask[:, None], labels, -1)
+    return Partition.from_labels(labels, groups + 1), 1
+
+
+def _spread(labels: Tensor, rows: Rows, total: int) -> Tensor:
+    """Labels of some rows as labels of all tokens; the others get -1.  # [B, H, total]"""
+    if rows.count == total:
+        return labels
+    spread = labels.new_full((*labels.shape[:-1], total), -1)
+    done = 0
+    for start, stop in rows.ranges:
+        spread[..., start:stop] = labels[..., done : done + stop - start]
+        done += stop - start
+    return spread
+
+
+def _keep_empty(
+    means: Tensor, partition: Partition, rows: Tensor, start: Tensor | None, groups: int, valid: Tensor | None
+) -> Tensor:
+    """Centroids in which an empty group stays where it was: at its last centroid, or at its first row."""
+    if start is None:
+        if valid is not None:
+            valid = valid[:, None].expand(rows.shape[:3]).flatten(0, 1)
+        shape = (rows.shape[0] * rows.shape[1], rows.shape[2])
+        index = first_rows(shape, groups, valid, rows.device).view(*rows.shape[:2], groups)
+        start = torch.take_along_dim(rows, index[..., None], dim=2)
+    filled = torch.where(partition.sizes[..., :groups, None] > 0, means[..., :groups, :], start.float())
+    return torch.cat([filled, means[..., groups:, :]], dim=-2) if means.shape[-2] > groups else filled

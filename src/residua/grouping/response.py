@@ -1,0 +1,66 @@
+"""Response coordinates: keys compared by how sampled queries respond to them, queries by how they respond
+to the key groups (the paper's section 4.1 and appendix B)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..execution.torch_primitives import project
+
+
+def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
+    """`count` ascending indices spread over range(total), without a random generator.  # [count]"""
+    return torch.arange(count, device=device) * total // max(1, count)
+
+
+def key_metric(q: Tensor, rows: int) -> Tensor:
+    """M_K = Q_s^T Q_s / M_s over `rows` evenly spaced query rows, all of them if there are fewer.
+
+    q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would poison every group.
+    """
+    sample = q[..., evenly_spaced(min(rows, q.shape[-2]), q.shape[-2], q.device), :].double()  # [..., M_s, D]
+    finite = torch.isfinite(sample).all(-1, keepdim=True)
+    sample = torch.where(finite, sample, 0.0)
+    return sample.mT @ sample / finite.sum(-2, keepdim=True).clamp(min=1)
+
+
+def query_metric(centroids: Tensor, sizes: Tensor) -> Tensor:
+    """M_Q = K~^T K~ / (C+ D): non-empty groups only, centred by their uniform mean, each with equal weight.
+
+    centroids [..., Ck, D], sizes [..., Ck] -> [..., D, D] fp64
+    """
+    centroids = centroids.double()
+    counted = (sizes > 0)[..., None] & torch.isfinite(centroids).all(-1, keepdim=True)  # [..., Ck, 1]
+    count = counted.sum(-2, keepdim=True).clamp(min=1)
+    kept = torch.where(counted, centroids, 0.0)
+    centred = torch.where(counted, kept - kept.sum(-2, keepdim=True) / count, 0.0)
+    return centred.mT @ centred / (count * centroids.shape[-1])
+
+
+def metric_factor(metric: Tensor, rank: int) -> Tensor:
+    """Leading eigenvectors, scaled by the root of their eigenvalues after these are normalised to unit mean.
+
+    metric [..., D, D] -> [..., D, rank] fp32, rank <= D
+    """
+    # only the directions and ratios matter, so the largest entry is scaled to 1: no overflow in the solver
+    metric = metric.double()
+    metric = metric / metric.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(metric.dtype).tiny)
+    values, vectors = torch.linalg.eigh(metric)  # ascending
+    values = values.flip(-1)[..., :rank].clamp(min=0)
+    vectors = vectors.flip(-1)[..., :rank]
+    weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
+    return (vectors * weights.sqrt()[..., None, :]).float()
+
+
+def key_coordinates(k: Tensor, factor: Tensor) -> Tensor:
+    """phi_K(k) = F_K^T k.  # [B, H, N, D], [B, H, D, R] -> [B, H, N, R] fp32"""
+    return project(k, factor, normalise=False)
+
+
+def query_coordinates(q: Tensor, factor: Tensor) -> Tensor:
+    """phi_Q(q): F_Q^T q divided by its RMS, so that direction counts and length does not.
+
+    [B, H, N, D], [B, H, D, R] -> [B, H, N, R] fp32
+    """
+    return project(q, factor, normalise=True)

@@ -1,0 +1,70 @@
+"""The numbers of one call: what a Config asks for, cut to what the tensors allow, with a note per cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import Config
+from .types import Call
+
+QUERIES_PER_GROUP = 252  # what the authors ran: 300 query and 1000 K/V groups at 75,600 tokens
+KEYS_PER_GROUP = 76
+LEAST_QUERY_GROUPS = 64  # short calls need finer groups than that (docs/decisions/0002-group-counts.md),
+LEAST_KV_GROUPS = 128
+LEAST_QUERIES_PER_GROUP = 64  # but not so fine that a group is smaller than a kernel tile
+LEAST_KEYS_PER_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Sizes:
+    query_groups: int
+    kv_groups: int
+    key_rank: int
+    query_rank: int
+    metric_rows: int
+    probes: int
+    repair_rank: int
+    notes: tuple[str, ...]
+
+
+def default_groups(queries: int, keys: int) -> tuple[int, int]:
+    """Group counts for that many free tokens: in proportion for long calls, finer for short ones."""
+    fine_queries = min(LEAST_QUERY_GROUPS, queries // LEAST_QUERIES_PER_GROUP)
+    fine_keys = min(LEAST_KV_GROUPS, keys // LEAST_KEYS_PER_GROUP)
+    return (
+        max(1, fine_queries, round(queries / QUERIES_PER_GROUP)),
+        max(1, fine_keys, round(keys / KEYS_PER_GROUP)),
+    )
+
+
+def resolve(config: Config, call: Call) -> Sizes:
+    """Clamps every count of the config to the call; each clamp leaves a note for the receipt."""
+    notes: list[str] = []
+
+    def clamp(name: str, wanted: int, most: int, why: str) -> int:
+        if wanted <= most:
+            return wanted
+        notes.append(f"{name}={wanted} clamped to {most}: {why}")
+        return most
+
+    queries, keys = call.free_queries.count, call.free_keys.count
+    head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
+    by_default = default_groups(queries, keys)
+    return Sizes(
+        clamp("query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"),
+        clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys"),
+        clamp("key_rank", config.key_rank, head_dim, "the head dim"),
+        clamp("query_rank", config.query_rank, head_dim, "the head dim"),
+        min(config.metric_rows, queries),
+        _probe_count(config, call, clamp),
+        clamp("repair_rank", config.repair_rank, value_dim, "the values' head dim"),
+        tuple(notes),
+    )
+
+
+def _probe_count(config: Config, call: Call, clamp) -> int:  # type: ignore[no-untyped-def]
+    """Probes may take half of the budget at most; a call that skips nothing needs none."""
+    if config.repair == "none" or config.density == 1.0:
+        return 0
+    most = min(call.free_queries.count, int(config.density * call.q.shape[2] / 2))
+    return clamp("probes", config.probes, most, "half of the pair budget")

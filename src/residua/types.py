@@ -1,0 +1,163 @@
+"""The nouns of one attention call, with their shapes. Letters as everywhere: `B` batch, `H` query heads,
+`Hkv` key/value heads, `N` tokens (`Nq`, `Nk`), `D` head dim (`Dv` of the values), `Cq`/`Ck` query and K/V
+groups, `M` probe rows, `R` repair rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A set of token indices as sorted, disjoint ranges. One range is a view of a tensor, never a copy."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def count(self) -> int:
+        return sum(stop - start for start, stop in self.ranges)
+
+    def index(self, device: torch.device) -> Tensor:
+        """The indices, ascending.  # [count]"""
+        parts = [torch.arange(start, stop, device=device) for start, stop in self.ranges]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=device)
+
+    def take(self, x: Tensor, dim: int) -> Tensor:
+        """The chosen slices of `x` along `dim`, without a copy where one range says it all."""
+        if len(self.ranges) == 1:
+            start, stop = self.ranges[0]
+            return x.narrow(dim, start, stop - start)
+        return x.index_select(dim, self.index(x.device))
+
+    def complement(self, total: int) -> Rows:
+        """The indices of `range(total)` that are not in this set."""
+        edges = [0, *(edge for pair in self.ranges for edge in pair), total]
+        pairs = zip(edges[::2], edges[1::2], strict=True)
+        return Rows(tuple((start, stop) for start, stop in pairs if stop > start))
+
+
+@dataclass(frozen=True)
+class Call:
+    """The tensors of one call, judged by `inputs.judge`; every later stage trusts them."""
+
+    q: Tensor  # [B, H, Nq, D]
+    k: Tensor  # [B, Hkv, Nk, D]
+    v: Tensor  # [B, Hkv, Nk, Dv]
+    scale: float
+    free_queries: Rows  # grouped and routed
+    exact_queries: Rows  # computed against every key
+    free_keys: Rows  # grouped and routed
+    pinned_keys: Rows  # kept for every query group
+    key_mask: Tensor | None = None  # [B, Nk] bool, False = padding
+
+    @property
+    def shares(self) -> int:
+        """Query heads per K/V head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def routable(self) -> bool:
+        """Whether there is anything to group: rows, heads, and rows and keys that are not spoken for."""
+        return bool(self.q.numel() and self.free_queries.count and self.free_keys.count)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Tokens sorted into groups. Group `g` of a head holds `order[offsets[g]:offsets[g + 1]]`; tokens of no
+    group (padding, or rows that are computed exactly) come last in `order` and carry the label -1."""
+
+    labels: Tensor  # [B, H, N] int64
+    order: Tensor  # [B, H, N] int64, a permutation of the tokens, ascending inside a group
+    offsets: Tensor  # [B, H, C + 1] int64
+
+    @property
+    def groups(self) -> int:
+        return self.offsets.shape[-1] - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.offsets.diff(dim=-1)  # [B, H, C]
+
+    @staticmethod
+    def from_labels(labels: Tensor, groups: int) -> Partition:
+        """Sorts tokens by label, stably. `labels` [B, H, N] with values -1 (no group) to `groups` - 1."""
+        bins = torch.where(labels < 0, groups, labels)
+        order = bins.argsort(dim=-1, stable=True)  # [B, H, N]
+        counts = torch.zeros(*labels.shape[:-1], groups + 1, dtype=torch.long, device=labels.device)
+        counts.scatter_add_(-1, bins, torch.ones_like(bins))
+        offsets = torch.nn.functional.pad(counts[..., :groups].cumsum(-1), (1, 0))
+        return Partition(labels, order, offsets)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Both partitions of a call and the geometry they came from. With pinned keys, the last K/V group holds
+    them (`pinned_groups` = 1)."""
+
+    query: Partition  # H heads
+    kv: Partition  # Hkv heads
+    query_centroids: Tensor  # [B, H, Cq, D] fp32, means in the original space
+    kv_centroids: Tensor  # [B, Hkv, Ck, D] fp32, without the pinned group
+    coordinates: Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered
+    pinned_groups: int = 0
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which cells (query group x K/V group) are computed exactly."""
+
+    query: Partition  # H heads
+    kv: Partition  # Hkv heads
+    cells: Tensor  # [B, H, Cq, Ck] bool
+    pinned_groups: int = 0  # trailing K/V groups that every query group keeps
+
+    @cached_property
+    def group_pairs(self) -> Tensor:
+        """Query-key pairs of each kept cell, summed over query groups.  # [B, H, Ck] int64"""
+        kv_sizes = self.kv.sizes.repeat_interleave(self.cells.shape[1] // self.kv.sizes.shape[1], dim=1)
+        rows = (self.cells * self.query.sizes[..., None]).sum(-2)  # [B, H, Ck]
+        return rows * kv_sizes
+
+    @property
+    def pairs(self) -> Tensor:
+        """All pairs that the sparse operator evaluates, pinned keys included.  # [B, H] int64"""
+        return self.group_pairs.sum(-1)
+
+
+@dataclass(frozen=True)
+class ExtraKeys:
+    """Keys that a query group sees beside its cells, each with an additive log-weight: one key may stand for
+    many. Row i of query group a adds `scale * q_i . keys[a, t] + log_weight[a, t]` to its softmax."""
+
+    keys: Tensor  # [B, H, Cq, T, D]
+    values: Tensor  # [B, H, Cq, T, Dv]
+    log_weight: Tensor  # [B, H, Cq, T] fp32; -inf switches a key off
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Query rows that are evaluated exactly to calibrate the repair."""
+
+    rows: Tensor  # [B, H, M] int64, distinct, indices of the original order
+    weights: Tensor  # [B, H, M] fp32, |group| / probes in the group
+    exact: Tensor  # [B, H, M, Dv] fp32, dense attention of those rows
+
+    def residual(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """What a sparse output [B, H, Nq, Dv] misses at the probes, and that output there, [B, H, M, Dv]."""
+        sparse = torch.take_along_dim(out, self.rows[..., None], dim=2)
+        return self.exact - sparse, sparse
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per stage, in the order in which the stages ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())

@@ -1,0 +1,202 @@
+"""The cost model: multiplications, bytes and seconds of one generation. A multiply-add counts as two FLOPs.
+
+Counted: all matrix products of the blocks, self- and cross-attention, patch embedding and output projection.
+Not counted: norms, activations, softmax, modulation, text encoder, VAE.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..config import Config
+from ..sizing import default_groups
+from .models import Architecture
+from .speeds import Machine
+
+# Shorter calls are left dense by `residua.diffusers`: grouping and routing cost more than they save.
+MIN_TOKENS = 4096
+CELL_BYTES = 34  # per cell and head while the router sorts: score, value, pairs, order, cost and masks
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward pass."""
+
+    queries: int
+    keys: int
+    attention_flops: int  # self-attention of all layers, scores and values
+    rest_flops: int
+
+    @property
+    def pairs(self) -> int:
+        return self.queries * self.keys
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which attention calls of a generation stay dense. A call is one layer in one pass."""
+
+    dense_steps: int
+    dense_layers: int
+    dense_calls: int
+    sparse_calls: int
+    cold_calls: int  # sparse calls without centroids from the step before
+
+    @property
+    def calls(self) -> int:
+        return self.dense_calls + self.sparse_calls
+
+
+@dataclass(frozen=True)
+class Call:
+    """One sparse attention call."""
+
+    density: float  # of all pairs, as far as it can be reached
+    query_groups: int
+    kv_groups: int
+    probes: int
+    kmeans_flops: int  # one Lloyd step on keys and queries
+    routing_flops: int
+    moved_bytes: int
+    peak_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Time of one generation on one machine."""
+
+    rest: float
+    dense_attention: float  # if every call were dense
+    dense_calls: float  # those that stay dense in the sparse run
+    sparse_cells: float
+    overhead: float  # grouping, routing, permutation, repair
+
+    @property
+    def sparse_attention(self) -> float:
+        return self.dense_calls + self.sparse_cells + self.overhead
+
+    @property
+    def saved(self) -> float:
+        """What the skipped pairs save, before the overhead is paid."""
+        return self.dense_attention - self.dense_calls - self.sparse_cells
+
+    @property
+    def dense(self) -> float:
+        return self.rest + self.dense_attention
+
+    @property
+    def sparse(self) -> float:
+        return self.rest + self.sparse_attention
+
+
+def token_grid(model: Architecture, size: tuple[int, int], frames: int) -> tuple[int, int, int]:
+    """Tokens along frames, height and width; 0 where the video is smaller than a patch."""
+    width, height = size
+    latents = (frames - 1) // model.frame_compression + 1
+    edge = math.ceil if model.pads else math.floor
+    rows, columns = (
+        int(edge(pixels / (model.pixel_compression * patch)))
+        for pixels, patch in zip((height, width), model.patch[1:], strict=True)
+    )
+    return latents // model.patch[0], rows, columns
+
+
+def count_forward(model: Architecture, tokens: int) -> Forward:
+    """FLOPs of one forward pass over that many video tokens."""
+    text, inner = model.text_tokens, model.heads * model.head_dim
+    in_stream = tokens + (0 if model.text == "cross" else text)
+    queries = in_stream if model.text == "joint" else tokens
+    projections = 4 * model.width * (inner + model.kv_heads * model.head_dim)
+    feed_forward = 2 * model.mlp_matrices * model.width * model.mlp
+    layer = in_stream * (projections + feed_forward)
+    if model.text == "cross":
+        layer += tokens * 4 * model.width * inner  # queries and output
+        layer += text * 4 * model.text_width * inner  # keys and values
+        layer += 4 * inner * tokens * text
+    elif model.text == "keys":
+        layer += 2 * inner * text * text  # the text's own causal attention: half of its pairs
+    ends = 2 * tokens * math.prod(model.patch) * (model.in_channels + model.out_channels) * model.width
+    return Forward(
+        queries=queries,
+        keys=in_stream,
+        attention_flops=model.layers * 4 * inner * queries * in_stream,
+        rest_flops=model.layers * layer + ends,
+    )
+
+
+def part_of(share: float, total: int) -> int:
+    """A whole number as it is, a fraction as a share rounded up; never more than there are."""
+    return min(total, share if isinstance(share, int) else math.ceil(share * total - 1e-9))
+
+
+def schedule_calls(model: Architecture, steps: int, tokens: int, density: float) -> Schedule:
+    """First steps and first layers stay dense; all calls do if they are too short or nothing is skipped."""
+    calls = steps * model.passes * model.layers
+    dense_steps = part_of(model.dense_steps, steps)
+    dense_layers = part_of(model.dense_layers, model.layers)
+    sparse_sites = (model.layers - dense_layers) * model.passes
+    sparse = (steps - dense_steps) * sparse_sites
+    if tokens < MIN_TOKENS or density == 1.0:
+        sparse = 0
+    return Schedule(
+        dense_steps, dense_layers, calls - sparse, sparse, min(sparse, sparse_sites * model.transformers)
+    )
+
+
+def count_call(model: Architecture, forward: Forward, tokens: int, config: Config, value_bytes: int) -> Call:
+    """What one sparse call evaluates, moves and holds, beside the model's own tensors."""
+    cq, ck = default_groups(tokens, tokens)
+    heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
+    probes = min(config.probes, tokens, int(config.density * forward.queries / 2))
+    exact_queries, pinned = forward.queries - tokens, forward.keys - tokens
+    # text and probes are paid first, and every query group keeps a cell of average size
+    least = (probes + exact_queries) * forward.keys + tokens * pinned + tokens * tokens // ck
+    coordinates = tokens * (heads * config.query_rank + kv_heads * config.key_rank)
+    copies = (
+        value_bytes * dim * (heads * forward.queries + 2 * kv_heads * forward.keys)
+    )  # group-major q, k, v
+    output = 4 * dim * heads * forward.queries  # fp32 until it is repaired
+    indices = 16 * tokens * (heads + kv_heads)  # labels and order
+    return Call(
+        density=min(1.0, max(config.density, least / forward.pairs)),
+        query_groups=cq,
+        kv_groups=ck,
+        probes=probes,
+        kmeans_flops=2 * tokens * (kv_heads * ck * config.key_rank + heads * cq * config.query_rank),
+        routing_flops=2 * dim * heads * cq * forward.keys,
+        moved_bytes=2 * copies + 3 * output + 2 * 4 * coordinates,
+        peak_bytes=copies + output + 4 * coordinates + indices + CELL_BYTES * heads * cq * ck,
+        state_bytes=value_bytes * dim * (heads * cq + kv_heads * ck),
+    )
+
+
+def overhead_flops(call: Call, schedule: Schedule, config: Config) -> tuple[int, int]:
+    """FLOPs of all k-means steps and of all routing."""
+    warm = schedule.sparse_calls - schedule.cold_calls
+    lloyd = warm * config.kmeans_warm + schedule.cold_calls * config.kmeans_cold
+    return lloyd * call.kmeans_flops, schedule.sparse_calls * call.routing_flops
+
+
+def estimate_seconds(
+    forward: Forward,
+    passes: int,
+    schedule: Schedule,
+    call: Call,
+    config: Config,
+    machine: Machine,
+    dense_rate: float,
+) -> Seconds:
+    """Every part at its own sustained rate, one after the other. `passes` counts the whole generation."""
+    attention = passes * forward.attention_flops
+    sparse_share = schedule.sparse_calls / schedule.calls
+    kmeans, routing = overhead_flops(call, schedule, config)
+    moving = schedule.sparse_calls * (call.moved_bytes / (1e12 * machine.bandwidth) + machine.call_seconds)
+    return Seconds(
+        rest=passes * forward.rest_flops / (1e12 * machine.linear),
+        dense_attention=attention / (1e12 * dense_rate),
+        dense_calls=(1 - sparse_share) * attention / (1e12 * dense_rate),
+        sparse_cells=sparse_share * call.density * attention / (1e12 * machine.sparse),
+        overhead=kmeans / (1e12 * machine.grouping) + routing / (1e12 * machine.sparse) + moving,
+    )

@@ -1,0 +1,278 @@
+"""A transformer's config.json as an Architecture. Anything that is not plainly understood is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .models import COSMOS3, COSMOS25, HUNYUAN, Architecture
+
+MAX_BYTES = 1 << 20
+MOST = 1 << 20  # no width, count or token number of a real model comes near
+Fields = dict[str, Any]
+
+
+def read_architecture(path: str | Path) -> Architecture:
+    """Reads a config.json, or the one in a model's or a pipeline's folder."""
+    file = _find(Path(path))
+    config = _load(file)
+    kind = config.get("_class_name")
+    reader = READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        got = "no _class_name" if kind is None else f"_class_name {str(kind)[:80]!r}"
+        raise InputError(
+            f"{file}: {got}; wanted the config of a transformer that is understood: {', '.join(READERS)}"
+        )
+    values = _Values(file, config)
+    fields = reader(values)
+    compression = (fields["frame_compression"], fields["pixel_compression"])
+    notes = [
+        f"{kind}: the config does not say how the VAE compresses; {compression[0]} x in time and "
+        f"{compression[1]} x in space are assumed",
+        f"assumed: {fields.get('passes', 2)} forward pass(es) per step, {fields['text_tokens']} text tokens",
+    ]
+    if values.missing:
+        notes.append(f"not in the config, so the class's defaults: {', '.join(values.missing)}")
+    name = file.parent.name or file.name
+    return Architecture(name=name, **fields, notes=(*notes, *values.notes))
+
+
+def _find(path: Path) -> Path:
+    try:
+        if path.is_dir():
+            for file in (path / "config.json", path / "transformer" / "config.json"):
+                if file.is_file():
+                    return file
+            raise InputError(f"{path}: no config.json in it; give a transformer's folder or its config.json")
+        if not path.is_file():
+            raise InputError(f"{path}: not a file; give a transformer's config.json")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{str(path)[:200]!r}: cannot be looked up ({error}); give a config.json") from error
+    return path
+
+
+def _load(file: Path) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not a JSON number")
+
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise InputError(
+                f"{file}: larger than {MAX_BYTES} bytes; a transformer's config is a few hundred"
+            )
+        config = json.loads(text.decode("utf-8"), parse_constant=refuse)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror}); give a config.json") from error
+    except RecursionError as error:
+        raise InputError(f"{file}: nested too deeply; a transformer's config is flat") from error
+    except InputError:
+        raise
+    except ValueError as error:  # also broken UTF-8 and numbers of thousands of digits
+        raise InputError(f"{file}: not valid JSON ({error}); give a transformer's config.json") from error
+    if not isinstance(config, dict):
+        raise InputError(f"{file}: holds a {type(config).__name__}; wanted one JSON object")
+    return config
+
+
+class _Values:
+    """Typed access to a config. A key that is missing or null takes the class's default, and is noted."""
+
+    def __init__(self, file: Path, config: dict[str, Any]) -> None:
+        self.file, self.config = file, config
+        self.missing: list[str] = []
+        self.notes: list[str] = []
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.config.get(name)
+        if value is None:
+            self.missing.append(name)
+            return default
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        return self._check(name, self._get(name, default))
+
+    def ratio(self, name: str, default: float) -> float:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 64:
+            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a number above 0, up to 64")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise InputError(f"{self.file}: {name}={_short(value)}: wanted true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a word")
+        return value
+
+    def triple(self, name: str, default: tuple[int, int, int]) -> tuple[int, int, int]:
+        value = self._get(name, list(default))
+        if not isinstance(value, list) or len(value) != 3:
+            raise InputError(f"{self.file}: {name}={_short(value)}: wanted three whole numbers")
+        first, second, third = (self._check(name, part) for part in value)
+        return first, second, third
+
+    def _check(self, name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a whole number from 1 to {MOST}")
+        return value
+
+
+def _short(value: Any) -> str:
+    """A hostile value as far as a message needs it; int digits are never expanded."""
+    if isinstance(value, (dict, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
+        return "a very large number"
+    return repr(value)[:80]
+
+
+def _attention(values: _Values, heads: int, head_dim: int, layers: int) -> Fields:
+    heads = values.whole("num_attention_heads", heads)
+    head_dim = values.whole("attention_head_dim", head_dim)
+    return {
+        "layers": values.whole("num_layers", layers),
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": head_dim,
+        "width": heads * head_dim,
+    }
+
+
+def _channels(values: _Values, channels: int, out: int | None = None) -> Fields:
+    inside = values.whole("in_channels", channels)
+    return {"in_channels": inside, "out_channels": values.whole("out_channels", out or inside)}
+
+
+def _wan(values: _Values) -> Fields:
+    fields = {**_attention(values, 40, 128, 40), **_channels(values, 16, 16)}
+    # the VAEs of the family: none (pixels), Wan2.1 (16 channels), Wan2.2-TI2V (48 channels)
+    compression = {3: (1, 1), 16: (4, 8), 48: (4, 16)}.get(fields["out_channels"])
+    if compression is None:
+        raise InputError(
+            f"{values.file}: out_channels={fields['out_channels']}: wanted a Wan VAE's 16 or 48, or 3"
+        )
+    return {
+        **fields,
+        "mlp": values.whole("ffn_dim", 13824),
+        "mlp_matrices": 2,
+        "text_tokens": 512,
+        "text": "cross",
+        "text_width": fields["width"],
+        "patch": values.triple("patch_size", (1, 2, 2)),
+        "frame_compression": compression[0],
+        "pixel_compression": compression[1],
+    }
+
+
+def _hunyuan(values: _Values) -> Fields:
+    fields = _attention(values, 24, 128, 20)
+    fields["layers"] += values.whole("num_single_layers", 40)
+    space = values.whole("patch_size", 2)
+    return {
+        **fields,
+        **_channels(values, 16, 16),
+        "mlp": round(values.ratio("mlp_ratio", 4.0) * fields["width"]),
+        "mlp_matrices": 2,
+        "text_tokens": HUNYUAN.text_tokens,
+        "text": "joint",
+        "text_width": fields["width"],
+        "patch": (values.whole("patch_size_t", 1), space, space),
+        "frame_compression": 4,
+        "pixel_compression": 8,
+        "passes": 1 if values.flag("guidance_embeds", True) else 2,
+        "frames": HUNYUAN.frames,
+        "dense_steps": HUNYUAN.dense_steps,
+    }
+
+
+def _cosmos(values: _Values) -> Fields:
+    fields = _attention(values, 32, 128, 28)
+    if values.config.get("img_context_dim_in") is not None:
+        values.notes.append("the attention to an image context is not counted")
+    return {
+        **fields,
+        **_channels(values, 16, 16),
+        "mlp": round(values.ratio("mlp_ratio", 4.0) * fields["width"]),
+        "mlp_matrices": 2,
+        "text_tokens": COSMOS25.text_tokens,
+        "text": "cross",
+        "text_width": values.whole("text_embed_dim", 1024),
+        "patch": values.triple("patch_size", (1, 2, 2)),
+        "frame_compression": 4,
+        "pixel_compression": 8,
+        "steps": COSMOS25.steps,
+        "size": COSMOS25.size,
+        "frames": COSMOS25.frames,
+        "dense_steps": COSMOS25.dense_steps,
+        "dense_layers": COSMOS25.dense_layers,
+    }
+
+
+def _cosmos3(values: _Values) -> Fields:
+    heads, kv_heads = values.whole("num_attention_heads", 32), values.whole("num_key_value_heads", 8)
+    if heads % kv_heads:
+        raise InputError(
+            f"{values.file}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}"
+        )
+    patch, channels = values.whole("latent_patch_size", 2), values.whole("latent_channel", 48)
+    return {
+        "layers": values.whole("num_hidden_layers", 36),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": values.whole("head_dim", 128),
+        "width": values.whole("hidden_size", 4096),
+        "mlp": values.whole("intermediate_size", 12288),
+        "mlp_matrices": 3 if values.text("hidden_act", "silu") == "silu" else 2,
+        "in_channels": channels,
+        "out_channels": channels,
+        "patch": (1, patch, patch),
+        **{
+            name: getattr(COSMOS3, name)
+            for name in (
+                "text_tokens", "text", "text_width", "frame_compression", "pixel_compression", "pads",
+                "steps", "frames", "density", "dense_steps", "dense_layers",
+            )
+        },
+    }  # fmt: skip
+
+
+def _cogvideox(values: _Values) -> Fields:
+    fields = _attention(values, 30, 64, 30)
+    space = values.whole("patch_size", 2)
+    frames = 1 if values.config.get("patch_size_t") is None else values.whole("patch_size_t", 1)
+    return {
+        **fields,
+        **_channels(values, 16, 16),
+        "mlp": 4 * fields["width"],
+        "mlp_matrices": 2,
+        "text_tokens": values.whole("max_text_seq_length", 226),
+        "text": "joint",
+        "text_width": fields["width"],
+        "patch": (frames, space, space),
+        "frame_compression": values.whole("temporal_compression_ratio", 4),
+        "pixel_compression": 8,
+        "size": (720, 480),
+        "frames": 49,
+    }
+
+
+READERS: dict[str, Callable[[_Values], Fields]] = {
+    "WanTransformer3DModel": _wan,
+    "HunyuanVideoTransformer3DModel": _hunyuan,
+    "CosmosTransformer3DModel": _cosmos,
+    "Cosmos3OmniTransformer": _cosmos3,
+    "CogVideoXTransformer3DModel": _cogvideox,
+}

@@ -1,0 +1,134 @@
+"""The architectures as data, held against the real modules of diffusers: torch counts their FLOPs on the meta
+device at full size, where nothing is computed or stored."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from residua.plan import MODELS, cost
+
+diffusers = pytest.importorskip("diffusers")
+
+Built = tuple[torch.nn.Module, dict[str, Any]]
+
+
+def wan(layers: int) -> Built:
+    model = diffusers.WanTransformer3DModel(num_layers=layers, in_channels=36, out_channels=16)
+    return model, {
+        "hidden_states": torch.empty(1, 36, 21, 90, 160),
+        "timestep": torch.empty(1, dtype=torch.long),
+        "encoder_hidden_states": torch.empty(1, 512, 4096),
+    }
+
+
+def mini(layers: int) -> Built:
+    from residua.mini.model import TRANSFORMER_CONFIG
+
+    model = diffusers.WanTransformer3DModel(**{**TRANSFORMER_CONFIG, "num_layers": layers})
+    return model, {
+        "hidden_states": torch.empty(1, TRANSFORMER_CONFIG["in_channels"], 32, 64, 64),
+        "timestep": torch.empty(1, dtype=torch.long),
+        "encoder_hidden_states": torch.empty(1, 3, TRANSFORMER_CONFIG["text_dim"]),
+    }
+
+
+def hunyuan(layers: int) -> Built:
+    model = diffusers.HunyuanVideoTransformer3DModel(num_layers=layers // 2, num_single_layers=layers // 2)
+    return model, {
+        "hidden_states": torch.empty(1, 16, 33, 90, 160),
+        "timestep": torch.empty(1, dtype=torch.long),
+        "encoder_hidden_states": torch.empty(1, 256, 4096),
+        "encoder_attention_mask": torch.empty(1, 256, dtype=torch.bool),
+        "pooled_projections": torch.empty(1, 768),
+        "guidance": torch.empty(1),
+    }
+
+
+def cosmos25(layers: int) -> Built:
+    # the padding mask comes in as a channel of the latents: resizing it would need torchvision
+    model = diffusers.CosmosTransformer3DModel(
+        num_layers=layers,
+        in_channels=18,
+        num_attention_heads=40,
+        concat_padding_mask=False,
+        extra_pos_embed_type=None,
+        use_crossattn_projection=True,
+        crossattn_proj_in_channels=100352,
+    )
+    return model, {
+        "hidden_states": torch.empty(1, 18, 24, 88, 160),
+        "timestep": torch.empty(1),
+        "encoder_hidden_states": torch.empty(1, 512, 100352),
+    }
+
+
+def cosmos3(layers: int) -> Built:
+    model = diffusers.Cosmos3OmniTransformer(num_hidden_layers=layers)
+    text, video = 512, 44160
+    # the rotary embedding asks for an autocast dtype, which the meta device does not have
+    angles = torch.empty(1, text + video, 128)
+    model.rotary_emb.forward = lambda **_: (angles, angles)
+    places = torch.empty(video, dtype=torch.long)
+    return model, {
+        "input_ids": torch.empty(text, dtype=torch.long),
+        "text_indexes": torch.empty(text, dtype=torch.long),
+        "position_ids": torch.empty(3, text + video),
+        "und_len": text,
+        "sequence_length": text + video,
+        "vision_tokens": [torch.empty(1, 48, 48, 45, 80)],
+        "vision_token_shapes": [(48, 23, 40)],
+        "vision_sequence_indexes": places,
+        "vision_mse_loss_indexes": places,
+        "vision_timesteps": torch.empty(video),
+        "vision_noisy_frame_indexes": [torch.empty(48, dtype=torch.long)],
+    }
+
+
+BUILDERS: dict[str, Callable[[int], Built]] = {
+    "wan2.2-i2v-a14b": wan,
+    "mini": mini,
+    "hunyuanvideo": hunyuan,
+    "cosmos-predict2.5-14b": cosmos25,
+    "cosmos3-nano-16b": cosmos3,
+}
+
+
+def count(name: str, layers: int) -> int:
+    with torch.device("meta"), torch.no_grad():
+        model, inputs = BUILDERS[name](layers)
+        with FlopCounterMode(display=False) as counter:
+            model(**inputs, return_dict=False)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_flops_are_those_of_the_real_module(name: str) -> None:
+    two, four = count(name, 2), count(name, 4)
+    whole = two + (MODELS[name].layers - 2) * (four - two) // 2
+    tokens = math.prod(cost.token_grid(MODELS[name], MODELS[name].size, MODELS[name].frames))
+    forward = cost.count_forward(MODELS[name], tokens)
+    # left out are modulation, timestep and text embedders; they weigh something in the small model only
+    assert forward.attention_flops + forward.rest_flops == pytest.approx(whole, rel=2e-3)
+
+
+def test_presets_and_limits_are_those_of_the_integration() -> None:
+    families = pytest.importorskip("residua.diffusers.families")
+    settings = pytest.importorskip("residua.diffusers.settings")
+    classes = {
+        "hunyuanvideo": "HunyuanVideoTransformer3DModel",
+        "wan2.2-i2v-a14b": "WanTransformer3DModel",
+        "mini": "WanTransformer3DModel",
+        "cosmos-predict2.5-14b": "CosmosTransformer3DModel",
+        "cosmos3-nano-16b": "Cosmos3OmniTransformer",
+    }
+    for name, architecture in MODELS.items():
+        preset = families.supported()[classes[name]].preset
+        ours = (architecture.density, architecture.dense_steps, architecture.dense_layers)
+        assert ours == (preset.density, preset.dense_steps, preset.dense_layers), name
+    assert settings.MIN_TOKENS == cost.MIN_TOKENS
+    for share, total in ((0.03, 40), (0.2, 50), (2, 35), (0.0, 7), (1.0, 7)):
+        assert settings.part_of(share, total) == cost.part_of(share, total)

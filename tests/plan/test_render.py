@@ -1,0 +1,32 @@
+"""Plans as tables."""
+
+import io
+
+import pytest
+
+from residua.plan import make_plan
+
+rich_console = pytest.importorskip("rich.console")
+
+
+def text(*request: object, **more: object) -> str:
+    from residua.plan.render import render
+
+    console = rich_console.Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(render(make_plan(*request, **more)))  # type: ignore[arg-type]
+    return console.file.getvalue()
+
+
+def test_a_paper_setting_shows_the_comparison_and_the_assumptions() -> None:
+    shown = text("wan2.2-i2v-a14b", "1280x720", 81, 50, 0.22, "h100")
+    for part in ("75,600", "652.34", "658.46", "-0.9%", "1.80 x", "assumptions", "FLOPs: 2 per multiply-add"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("gpu", ["h100", "a100", "4090", "b200", "cpu"])
+def test_every_machine_renders(gpu: str) -> None:
+    assert "worth it" in text("mini", gpu=gpu)
+
+
+def test_not_worth_it_is_said() -> None:
+    assert "not worth it here" in text("mini", "32x32", 8)

@@ -121,9 +121,8 @@ def write_receipt(
     pairs = per_head.sum()
     if route is None and pairs.possible:
         notes += ("no rows or no keys are free to be routed: every pair was evaluated",)
-    elif route is not None and pairs.density() > config.density:
-        reason = _why_over(call)
-        notes += (f"density {pairs.density():.4f} is above the target {config.density:g}: {reason}",)
+    elif route is not None:
+        notes += _over_target(call, config.density, per_head)
     products = _routing_products(call, route, config)
     per_pair = 2 * (call.q.shape[3] + call.v.shape[3])
     return Receipt(
@@ -151,10 +150,17 @@ def _routing_products(call: Call, route: Route | None, config: Config) -> int:
     return call.q.shape[0] * call.q.shape[1] * route.query.groups * columns
 
 
-def _why_over(call: Call) -> str:
+def _over_target(call: Call, target: float, per_head: Pairs) -> tuple[str, ...]:
+    """A note if some head had to spend more than its budget, even if the mean over the heads did not."""
+    heads = int((per_head.total > target * per_head.possible.double() + 0.5).sum())
+    if not heads:
+        return ()
+    reason = "every query group keeps at least one cell"
     if call.exact_queries.count or call.pinned_keys.count:
-        return "exact rows, pinned keys and one cell per query group are always evaluated"
-    return "every query group keeps at least one cell"
+        reason = "exact rows, pinned keys and one cell per query group are always evaluated"
+    density = per_head.sum().density()
+    where = f"in {heads} of {per_head.total.numel()} heads (density {density:.4f} over all)"
+    return (f"density is above the target {target:g} {where}: {reason}",)
 
 
 class Clock:

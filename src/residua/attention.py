@@ -12,7 +12,7 @@ from .accounting import Clock, Receipt, write_receipt
 from .config import Config
 from .execution.backend import Backend, Demand, select
 from .grouping.partition import group_tokens
-from .inputs import Spans, judge, refuse_unsupported
+from .inputs import Spans, judge, refuse_settings, refuse_unsupported
 from .probes import take_probes
 from .routing import route_cells
 from .sizing import resolve
@@ -94,6 +94,7 @@ def attention(
     >>> out, receipt = residua.attention(q, k, v, residua.Config(density=0.22), return_receipt=True)
     """
     refuse_unsupported(unsupported)
+    refuse_settings(config, state)
     config = config or Config()
     call = judge(
         q, k, v, scale=scale, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask,

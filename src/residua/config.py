@@ -17,7 +17,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PARTITIONS = ("response", "key-response", "semantic")
 SCORES = ("mass", "centroid")
 REPAIRS = ("probe", "none")
 PROBE_POLICIES = ("stratified", "random", "uniform")
@@ -60,7 +59,9 @@ class Config:
         for name in ("query_groups", "kv_groups"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
-        _choice(self, "partition", PARTITIONS)
+        from .grouping.partition import PARTITIONERS  # the registry knows the names, and it needs Config
+
+        _choice(self, "partition", tuple(PARTITIONERS))
         _choice(self, "score", SCORES)
         _choice(self, "repair", REPAIRS)
         _choice(self, "probe_policy", PROBE_POLICIES)

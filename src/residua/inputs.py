@@ -8,7 +8,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from .config import Config
 from .errors import InputError
+from .state import State
 from .types import Call, Rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -31,6 +33,16 @@ def refuse_unsupported(names: Iterable[str]) -> None:
     for name in names:
         way_out = _WAYS_OUT.get(name, "see help(residua.attention) for the arguments")
         raise InputError(f"attention() does not take {name!r}: {way_out}")
+
+
+def refuse_settings(config: object, state: object) -> None:
+    """Raises for a config or state of another type: it would be ignored, or fail far from its cause."""
+    if config is not None and not isinstance(config, Config):
+        raise InputError(
+            f"config is {type(config).__name__}: wanted a residua.Config; see Config.from_dict()"
+        )
+    if state is not None and not isinstance(state, State):
+        raise InputError(f"state is {type(state).__name__}: wanted a residua.State, or None for a cold start")
 
 
 def judge(

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .execution.backend import Backend
-from .execution.torch_primitives import count_labels
-from .grouping.response import evenly_spaced
+from .execution.torch_primitives import count_labels, group_sums
 from .types import Call, Grouping, Probes
 
 
@@ -20,7 +19,8 @@ def select(
     policy: str = "stratified",
     generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Chooses `count` distinct rows per head, at most as many as have a group.
+    """Chooses `count` distinct rows per head, at most all. Where fewer rows than that have a group, the rest
+    is filled with rows of weight 0.
 
     "stratified" visits the groups in turn and takes from each the row nearest to the group's mean that is
     not taken yet (ties: the lower row index); "uniform" spaces rows evenly over the sequence; "random" draws
@@ -35,11 +35,13 @@ def select(
         turn = torch.where(labels >= 0, rank * groups + labels, torch.iinfo(torch.long).max)
         rows = turn.topk(count, dim=-1, largest=False, sorted=True).indices
     elif policy == "uniform":
-        rows = evenly_spaced(count, labels.shape[-1], labels.device).expand(*labels.shape[:-1], count)
+        candidates = (labels < 0).to(torch.uint8).argsort(dim=-1, stable=True)  # those with a group first
+        among = (labels >= 0).sum(-1, keepdim=True).clamp(min=count)
+        rows = candidates.gather(-1, torch.arange(count, device=labels.device) * among // max(1, count))
     elif policy == "random":
         generator = generator or torch.Generator().manual_seed(0)
-        drawn = torch.rand(labels.shape, generator=generator, device=generator.device)
-        rows = drawn.topk(count, dim=-1, largest=False).indices.to(labels.device)
+        drawn = torch.rand(labels.shape, generator=generator, device=generator.device).to(labels.device)
+        rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
     else:
         raise InputError(f"policy={policy!r}: wanted 'stratified', 'uniform' or 'random'")
     return rows, coverage_weights(rows, labels, groups)
@@ -67,17 +69,16 @@ def take_probes(call: Call, grouping: Grouping, count: int, policy: str, backend
 
 def _radial_rank(coordinates: Tensor, labels: Tensor, groups: int) -> Tensor:
     """Position of every row in its group's order of distance to the group's mean.  # [B, H, N]"""
-    bins = torch.where(labels < 0, groups, labels)
-    index = bins[..., None].expand_as(coordinates)
-    sums = coordinates.new_zeros(*labels.shape[:-1], groups + 1, coordinates.shape[-1])
-    sums.scatter_add_(-2, index, coordinates)
-    means = sums / count_labels(bins, groups + 1).clamp(min=1)[..., None]
-    distance = (coordinates - means.gather(-2, index)).norm(dim=-1)  # [B, H, N]
+    counts = count_labels(labels, groups)
+    means = group_sums(coordinates, labels, counts) / counts.clamp(min=1)[..., None]
+    own = torch.take_along_dim(means, labels.clamp(min=0)[..., None], dim=-2)
+    distance = (coordinates - own).norm(dim=-1)  # [B, H, N]
 
+    bins = torch.where(labels < 0, groups, labels)
     by_distance = distance.argsort(dim=-1, stable=True)
     by_group = bins.gather(-1, by_distance).argsort(dim=-1, stable=True)
     order = by_distance.gather(-1, by_group)  # group by group, nearest first
-    first = torch.nn.functional.pad(count_labels(bins, groups + 1).cumsum(-1), (1, 0))
+    first = torch.nn.functional.pad(counts.cumsum(-1), (1, 0))
     place = torch.arange(labels.shape[-1], device=labels.device).expand_as(labels)
     rank = torch.empty_like(labels).scatter_(-1, order, place)
     return rank - first.gather(-1, bins)

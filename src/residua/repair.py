@@ -12,7 +12,9 @@ from .execution.backend import Backend
 from .types import Probes
 
 FEATURE_EPS = 1e-6  # inside the root of the feature scale
-LEVERAGE_MOST = 0.99  # a probe that decides its own fit says nothing about its error
+LEVERAGE_MOST = (
+    0.9  # above it a probe decides its own fit and says little (docs/decisions/0003-error-estimate.md)
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,12 @@ def _leading_directions(residual: Tensor, rank: int) -> Tensor:
 
 def apply(out: Tensor, repair: Repair, probes: Probes, dtype: torch.dtype, backend: Backend) -> Tensor:
     """Corrects the sparse output [B, H, Nq, Dv] fp32 in one pass and puts the exact probe rows in place."""
-    out = backend.add_affine(out, repair.left, repair.right, repair.bias, dtype)
+    # fp16 is narrow: a correction could leave it where dense attention, a mean of the values, cannot
+    narrow = dtype == torch.float16
+    out = backend.add_affine(out, repair.left, repair.right, repair.bias, torch.float32 if narrow else dtype)
+    if narrow:
+        limit = torch.finfo(dtype).max
+        out = torch.where(out.isinf(), out, out.clamp(-limit, limit)).to(dtype)  # Inf stays Inf
     index = probes.rows[..., None].expand(*probes.rows.shape, out.shape[-1])
     return out.scatter_(2, index, probes.exact.to(dtype))
 

@@ -57,10 +57,16 @@ def video_like(recipe: VideoLike, dtype: torch.dtype = torch.float32) -> tuple[T
 
 
 def grid_for(tokens: int) -> tuple[int, int, int]:
-    """A (frames, height, width) grid of about as many tokens, with the proportions of a short clip."""
-    side = max(1, round((tokens * 2) ** (1 / 3)))
-    frames = max(1, tokens // (side * side))
-    return frames, side, max(1, round(tokens / (frames * side)))
+    """A (frames, height, width) grid of exactly that many tokens, as near as it can to a wide short clip."""
+    side = (2 * tokens) ** (1 / 3)
+
+    def oddness(grid: tuple[int, int, int]) -> float:
+        _, height, width = grid
+        return abs(math.log(height / side)) + abs(math.log(width / (1.5 * height)))
+
+    heights = [h for h in range(1, tokens + 1) if tokens % h == 0]
+    widths = {h: [w for w in heights if (tokens // h) % w == 0] for h in heights}
+    return min(((tokens // (h * w), h, w) for h in heights for w in widths[h]), key=oddness)
 
 
 def key_fraction(q: Tensor, k: Tensor, mass: float = 0.95, rows: int = 64) -> Tensor:

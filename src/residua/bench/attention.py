@@ -1,0 +1,208 @@
+"""One attention call against dense SDPA: interleaved in one process, medians after a warm-up, and a refusal
+to report anything when the outputs are wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..attention import attention
+from ..config import Config
+from ..doctor import cpu
+from ..errors import BackendError, InputError
+from ..execution.backend import Backend, Demand, select
+from ..grouping.partition import group_tokens
+from ..inputs import judge
+from ..metrics import row_errors
+from ..routing import route_cells
+from ..sizing import resolve
+from ..state import State
+from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
+from ..types import Call, Route
+from .memory import peak_extra_bytes
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CHECK_ROWS = 64  # rows per head that are recomputed in fp64 before anything is reported
+ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to measure."""
+
+    tokens: int = 16384
+    heads: int = 2
+    head_dim: int = 128
+    density: float = 0.22
+    dtype: str = "fp32"
+    concentration: str = "medium"
+    backend: str = "auto"
+    repeats: int = 5
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype={self.dtype!r}: wanted one of {', '.join(DTYPES)}")
+        if self.concentration not in CONCENTRATIONS:
+            raise InputError(
+                f"concentration={self.concentration!r}: wanted one of {', '.join(CONCENTRATIONS)}"
+            )
+        for name in ("tokens", "heads", "head_dim", "repeats"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: wanted at least 1")
+
+    def call(self) -> tuple[Tensor, Tensor, Tensor]:
+        grid = grid_for(self.tokens)
+        recipe = VideoLike(grid, self.heads, self.head_dim, CONCENTRATIONS[self.concentration])
+        return video_like(recipe, DTYPES[self.dtype])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times in milliseconds, medians over the repeats."""
+
+    task: Task
+    dense_ms: float
+    call_ms: float  # warm-started, the steady state of a denoising run
+    cold_ms: float
+    stages_ms: dict[str, float]
+    kernel_ms: float  # the sparse attention stage alone
+    routed_density: float
+    density: float
+    mean_error: float  # of the output against dense attention, relative, per row
+    p99_error: float
+    estimated_error: float | None
+    peak_extra_bytes: int | None
+    tensor_bytes: int  # of q, k, v and the output
+    backend: str
+    threads: int
+    cpu: str
+
+    @property
+    def limit(self) -> float:
+        """The speed-up of a method that does nothing but its pairs, as fast as dense attention does its."""
+        return 1 / self.task.density
+
+    @property
+    def speedup(self) -> float:
+        return self.dense_ms / self.call_ms
+
+    @property
+    def kernel_over_limit(self) -> float:
+        return self.kernel_ms / (self.routed_density * self.dense_ms)
+
+    @property
+    def overhead(self) -> float:
+        """Share of the warm call that is not the kernel."""
+        return 1 - self.kernel_ms / self.call_ms
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Extra peak memory in units of q + k + v + output."""
+        return None if self.peak_extra_bytes is None else self.peak_extra_bytes / self.tensor_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("limit", "speedup", "kernel_over_limit", "overhead", "memory_ratio")
+        derived = {name: getattr(self, name) for name in names}
+        return {**asdict(self), **derived, "residua": __version__, "torch": torch.__version__}
+
+
+def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Measurement:
+    """Measures one task; raises BackendError instead of reporting times of a wrong result."""
+    config = Config(density=task.density, backend=task.backend)
+    q, k, v = task.call()
+    state = State()
+    progress("check")
+    backend = _checked_backend(judge(q, k, v), config)
+    progress("cold")
+    cold = _seconds(lambda: attention(q, k, v, config, state))
+    memory = peak_extra_bytes(lambda: attention(q, k, v, config, state))
+    dense, warm, stages = [], [], []
+    for _ in range(task.repeats):
+        progress("dense")
+        dense.append(_seconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)))
+        progress("sparse")
+        warm.append(_seconds(lambda: attention(q, k, v, config, state)))
+        _, receipt = attention(q, k, v, config, state, return_receipt=True, profile=True)
+        assert receipt.timings is not None
+        stages.append(receipt.timings.seconds)
+    out, receipt = attention(q, k, v, config, state, return_receipt=True)
+    mean, p99 = row_errors(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    if not mean < 1.0:
+        raise BackendError(f"the output is off by {mean:.3g} of its size on average; nothing is reported")
+    per_stage = {name: 1e3 * statistics.median(s[name] for s in stages) for name in stages[0]}
+    return Measurement(
+        task=task,
+        dense_ms=1e3 * statistics.median(dense),
+        call_ms=1e3 * statistics.median(warm),
+        cold_ms=1e3 * cold,
+        stages_ms=per_stage,
+        kernel_ms=per_stage["attention"],
+        routed_density=float(receipt.pairs.density("routed")),
+        density=receipt.density,
+        mean_error=mean,
+        p99_error=p99,
+        estimated_error=receipt.error,
+        peak_extra_bytes=memory,
+        tensor_bytes=sum(x.numel() * x.element_size() for x in (q, k, v, out)),
+        backend=backend.name,
+        threads=torch.get_num_threads(),
+        cpu=cpu()["model"],
+    )
+
+
+def write_json(path: Path, data: object) -> None:
+    """Writes the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _checked_backend(call: Call, config: Config) -> Backend:
+    """The backend, after its kernel was found to agree with fp64 on this call's route."""
+    backend = select(config.backend, Demand.of(call))
+    with torch.no_grad():
+        sizes = resolve(config, call)
+        grouping = group_tokens(call, config, sizes, None, backend)
+        route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
+        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
+    error = _kernel_error(call, route, out)
+    allowed = ROUNDING[call.q.dtype]
+    if not error <= allowed:
+        raise BackendError(
+            f"backend {backend.name}: rows differ from fp64 by {error:.3g}, more than {allowed:g}"
+        )
+    return backend
+
+
+def _kernel_error(call: Call, route: Route, out: Tensor) -> float:
+    """Largest relative error of some rows against fp64 attention over exactly the kept keys."""
+    index = (
+        torch.arange(min(CHECK_ROWS, call.q.shape[2])) * call.q.shape[2] // min(CHECK_ROWS, call.q.shape[2])
+    )
+    worst = 0.0
+    for h in range(call.q.shape[1]):
+        g = h // call.shares
+        cells = route.cells[0, h][route.query.labels[0, h, index]]  # [rows, Ck]
+        kept = cells[:, route.kv.labels[0, g]]  # [rows, Nk]
+        logits = call.q[0, h, index].double() @ call.k[0, g].double().mT * call.scale
+        exact = logits.masked_fill(~kept, -torch.inf).softmax(-1) @ call.v[0, g].double()
+        error = (out[0, h, index].double() - exact).norm(dim=-1) / exact.norm(dim=-1)
+        worst = max(worst, float(error.max()))
+    return worst

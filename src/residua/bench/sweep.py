@@ -1,0 +1,83 @@
+"""Many measurements: speed-up against tokens with its limit, and where the time of a call goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .attention import Measurement, Task, measure
+
+TOKENS = (4096, 8192, 16384, 32768, 75600)
+DENSITIES = (0.12, 0.22, 0.35)
+COLOURS = ("#3f6fb5", "#d1632f", "#4d9d57", "#8a6bb1", "#8c8c8c", "#c2a13a")
+
+
+def tasks(base: Task, tokens: Sequence[int], densities: Sequence[float]) -> list[Task]:
+    return [replace(base, tokens=n, density=d) for d in densities for n in tokens]
+
+
+def run(todo: Sequence[Task]) -> Iterator[Measurement]:
+    """Measures the tasks in turn."""
+    for task in todo:
+        yield measure(task)
+
+
+def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws measurements (as dictionaries, so that old JSON can be drawn again) to a PNG."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise InputError(f"drawing needs {error.name}; run: pip install 'residua[lab]'") from None
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
+    _speed_panel(left, rows)
+    _stage_panel(right, rows)
+    first = rows[0]
+    figure.suptitle(
+        f"Warm SparsePR call against dense SDPA: {first['cpu']}, {first['threads']} threads, "
+        f"{first['task']['dtype']}, head dim {first['task']['head_dim']}",
+        fontsize=11,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _speed_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    for colour, density in zip(COLOURS, sorted({row["task"]["density"] for row in rows}), strict=False):
+        line = sorted((r for r in rows if r["task"]["density"] == density), key=lambda r: r["task"]["tokens"])
+        tokens = [row["task"]["tokens"] for row in line]
+        axes.plot(tokens, [row["speedup"] for row in line], "o-", color=colour, label=f"density {density:g}")
+        axes.axhline(1 / density, color=colour, linestyle=":", linewidth=1.2)
+        axes.annotate(f"limit {1 / density:.2f}x", (tokens[0], 1 / density), (2, 3),
+                      textcoords="offset points", color=colour, fontsize=8)  # fmt: skip
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({row["task"]["tokens"] for row in rows}))
+    axes.get_xaxis().set_major_formatter(lambda value, _: f"{int(value):,}")
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="tokens", ylabel="speed-up over dense", title="Speed-up of the whole call")
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _stage_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Stages of the calls at the density nearest to the paper's, in shares of the limit's time."""
+    density = min({row["task"]["density"] for row in rows}, key=lambda d: abs(d - 0.22))
+    line = sorted((r for r in rows if r["task"]["density"] == density), key=lambda r: r["task"]["tokens"])
+    names = [name for name in line[0]["stages_ms"] if any(row["stages_ms"][name] > 0.05 for row in line)]
+    places, base = range(len(line)), [0.0] * len(line)
+    for colour, name in zip(COLOURS, names, strict=False):
+        heights = [row["stages_ms"][name] / (density * row["dense_ms"]) for row in line]
+        axes.bar(places, heights, bottom=base, color=colour, label=name, width=0.6)
+        base = [low + high for low, high in zip(base, heights, strict=True)]
+    axes.axhline(1, color="black", linestyle=":", linewidth=1.2)
+    axes.annotate("limit: density x dense time", (len(line) - 0.6, 1.01), ha="right", fontsize=8)
+    axes.set_xticks(list(places), [f"{row['task']['tokens']:,}" for row in line])
+    axes.set(xlabel="tokens", ylabel="time / limit", title=f"Where the time goes at density {density:g}")
+    axes.legend(frameon=False, fontsize=9)

@@ -1,0 +1,119 @@
+"""`residua bench`: how fast a call is, against dense attention and against the limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..bench import sweep as sweeping
+from ..bench.attention import Measurement, Task, measure, write_json
+from ..errors import InputError
+from .app import app, console, figures, readable_errors, writable
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed against dense attention and the limit.")
+app.add_typer(bench, name="bench")
+
+Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
+HeadDim = Annotated[int, typer.Option(min=8, help="Channels of a head.")]
+Dtype = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
+BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the median is reported.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+
+@bench.command(
+    epilog="Example:  residua bench attention --tokens 16384 --heads 2 --density 0.22 --json out.json"
+)
+def attention(
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 16384,
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    dtype: Dtype = "fp32",
+    concentration: Annotated[str, typer.Option(help="broad, medium or sparse heads.")] = "medium",
+    backend: BackendName = "auto",
+    repeats: Repeats = 5,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+    force: Force = False,
+) -> None:
+    """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
+    with readable_errors():
+        if json_path is not None:
+            writable(json_path, force)
+        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats)
+        with console.status("measuring ...") as status:
+            row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
+        console.print(_table([row]))
+        console.print(_stages(row))
+        if json_path is not None:
+            write_json(json_path, row.to_dict())
+
+
+@bench.command(epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
+def sweep(
+    tokens: Annotated[
+        str, typer.Option(help="Token counts, comma separated.")
+    ] = "4096,8192,16384,32768,75600",
+    densities: Annotated[str, typer.Option(help="Densities, comma separated.")] = "0.12,0.22,0.35",
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    dtype: Dtype = "fp32",
+    backend: BackendName = "auto",
+    repeats: Repeats = 3,
+    out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path(
+        "benchmarks/results"
+    ),
+    force: Force = False,
+) -> None:
+    """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
+    with readable_errors():
+        files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
+        base = Task(heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats)
+        todo = sweeping.tasks(base, _numbers(tokens, int, "tokens"), _numbers(densities, float, "densities"))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        rows: list[Measurement] = []
+        with Progress(*columns, console=console) as bar:
+            line = bar.add_task("measuring", total=len(todo))
+            for task in todo:
+                bar.update(line, description=f"{task.tokens:,} tokens at {task.density:g}")
+                rows.append(measure(task))
+                bar.advance(line)
+                write_json(files[0], [row.to_dict() for row in rows])
+        sweeping.plot([row.to_dict() for row in rows], files[1])
+        console.print(_table(rows))
+        console.print(f"wrote {files[0]} and {files[1]}")
+
+
+def _numbers(text: str, kind: type, name: str) -> list:
+    try:
+        return [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise InputError(f"--{name} {text!r}: wanted numbers separated by commas") from None
+
+
+def _table(rows: list[Measurement]) -> Table:
+    table = figures(
+        f"{rows[0].backend}, {rows[0].threads} threads, {rows[0].cpu}", "tokens", "density", "dense\nms",
+        "call\nms", "cold\nms", "speed\n-up", "limit", "kernel\n/limit", "not\nkernel", "error\nmean",
+        "error\np99", "mem.\n/qkvo",
+    )  # fmt: skip
+    for row in rows:
+        memory = "?" if row.memory_ratio is None else f"{row.memory_ratio:.2f}"
+        table.add_row(
+            f"{row.task.tokens:,}", f"{row.density:.2f}", f"{row.dense_ms:.0f}", f"{row.call_ms:.0f}",
+            f"{row.cold_ms:.0f}", f"{row.speedup:.2f}", f"{row.limit:.2f}", f"{row.kernel_over_limit:.2f}",
+            f"{row.overhead:.0%}", f"{row.mean_error:.3f}", f"{row.p99_error:.3f}", memory,
+        )  # fmt: skip
+    return table
+
+
+def _stages(row: Measurement) -> Table:
+    table = figures("Where the time of a warm call goes", "stage", "ms", "share")
+    total = sum(row.stages_ms.values())
+    for name, milliseconds in row.stages_ms.items():
+        table.add_row(name, f"{milliseconds:.1f}", f"{milliseconds / total:.1%}")
+    return table

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,26 +46,59 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a call did: the pairs it evaluated, how far off it expects to be, and what it had to change."""
+    """What a call did: the pairs it evaluated, how far off it expects to be, and what it had to change.
+
+    The counts stay on the device until they are read, so that a receipt does not make a GPU wait.
+    """
 
     target: float
-    pairs: Pairs  # totals
     per_head: Pairs  # [B, H]
+    error_per_head: Tensor | None  # [B, H], estimated mean relative row error; None without probes
     routing_products: int  # anchor-key products of the router, not counted in the density
-    flops: int  # of attention: 2 (D + Dv) per pair, and 2 D per routing product
-    dense_flops: int
-    error: float | None  # estimated mean relative row error from the probes; None without probes
-    error_per_head: Tensor | None  # [B, H]
+    head_dims: tuple[int, int]  # D, Dv
+    groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str
     warm: bool
-    groups: tuple[int, int]  # query groups, K/V groups
-    notes: tuple[str, ...] = ()
+    always: str  # what is evaluated whatever the target is
+    clamps: tuple[str, ...] = ()
     timings: Timings | None = None
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Totals over batch and heads."""
+        return self.per_head.sum()
 
     @property
     def density(self) -> float:
         """Realised share of the pairs: routed cells, probes, pinned keys and exact rows."""
         return float(self.pairs.density())
+
+    @cached_property
+    def error(self) -> float | None:
+        """Estimated mean relative row error over all heads, from the probes; None without probes."""
+        return None if self.error_per_head is None else float(self.error_per_head.mean())
+
+    @property
+    def flops(self) -> int:
+        """Of attention: 2 (D + Dv) per pair, and 2 D per routing product."""
+        return 2 * sum(self.head_dims) * self.pairs.total + 2 * self.head_dims[0] * self.routing_products
+
+    @property
+    def dense_flops(self) -> int:
+        return 2 * sum(self.head_dims) * self.pairs.possible
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Everything that was changed or could not be kept."""
+        if self.groups == (0, 0):
+            every = "no rows or no keys are free to be routed: every pair was evaluated"
+            return (*self.clamps, every) if self.pairs.possible else self.clamps
+        # a head may be over its budget even if the mean over the heads is not
+        over = self.per_head.total > self.target * self.per_head.possible.double() + 0.5
+        if not int(over.sum()):
+            return self.clamps
+        where = f"in {int(over.sum())} of {over.numel()} heads (density {self.density:.4f} over all)"
+        return (*self.clamps, f"density is above the target {self.target:g} {where}: {self.always}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -115,29 +149,21 @@ def write_receipt(
     warm: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Receipt:
-    """Counts what was done; without a route, every row was computed exactly. This reads the device: a call
-    without a receipt does not."""
-    per_head = count_pairs(call, route, probes)
-    pairs = per_head.sum()
-    if route is None and pairs.possible:
-        notes += ("no rows or no keys are free to be routed: every pair was evaluated",)
-    elif route is not None:
-        notes += _over_target(call, config.density, per_head)
-    products = _routing_products(call, route, config)
-    per_pair = 2 * (call.q.shape[3] + call.v.shape[3])
+    """Counts what was done, without reading the device; no route means that every row was exact."""
+    always = "every query group keeps at least one cell"
+    if call.exact_queries.count or call.pinned_keys.count:
+        always = "exact rows, pinned keys and one cell per query group are always evaluated"
     return Receipt(
         target=config.density,
-        pairs=pairs,
-        per_head=per_head,
-        routing_products=products,
-        flops=per_pair * pairs.total + 2 * call.q.shape[3] * products,
-        dense_flops=per_pair * pairs.possible,
-        error=None if error is None else float(error.mean()),
+        per_head=count_pairs(call, route, probes),
         error_per_head=error,
+        routing_products=_routing_products(call, route, config),
+        head_dims=(call.q.shape[3], call.v.shape[3]),
+        groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
         backend=backend,
         warm=warm,
-        groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
-        notes=notes,
+        always=always,
+        clamps=notes,
         timings=timings,
     )
 
@@ -148,19 +174,6 @@ def _routing_products(call: Call, route: Route | None, config: Config) -> int:
         return 0
     columns = call.k.shape[2] if config.score == "mass" else route.kv.groups
     return call.q.shape[0] * call.q.shape[1] * route.query.groups * columns
-
-
-def _over_target(call: Call, target: float, per_head: Pairs) -> tuple[str, ...]:
-    """A note if some head had to spend more than its budget, even if the mean over the heads did not."""
-    heads = int((per_head.total > target * per_head.possible.double() + 0.5).sum())
-    if not heads:
-        return ()
-    reason = "every query group keeps at least one cell"
-    if call.exact_queries.count or call.pinned_keys.count:
-        reason = "exact rows, pinned keys and one cell per query group are always evaluated"
-    density = per_head.sum().density()
-    where = f"in {heads} of {per_head.total.numel()} heads (density {density:.4f} over all)"
-    return (f"density is above the target {target:g} {where}: {reason}",)
 
 
 class Clock:

@@ -28,7 +28,7 @@ class Config:
     """The settings of SparsePR; the defaults are the paper's.
 
     `density` is the share of query-key pairs that may be evaluated, probe rows and pinned keys included.
-    Group counts of `None` follow the token count (see `residua.grouping.partition.default_groups`).
+    Group counts of `None` follow the token count (see `residua.sizing.default_groups`).
     """
 
     density: float = 0.22

@@ -15,15 +15,19 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
     """Log of the attention mass of every K/V group at the centroid of every query group.
 
     "mass" measures it exactly over the group's keys; "centroid" takes the group's centroid for all of them.
-    -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups
+    -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
     """
     # a query row that is not finite must not decide for its whole group
     anchors = torch.nan_to_num(grouping.query_centroids, nan=0.0, posinf=0.0, neginf=0.0)
-    if score == "mass":
-        return backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
     centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
-    return call.scale * anchors @ centroids.mT + sizes.log()
+    if score == "mass":
+        mass = backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
+    else:
+        mass = call.scale * anchors @ centroids.mT + sizes.log()
+    # an infinite key may weigh nothing at a centroid and still decide a row
+    broken = ~torch.isfinite(centroids).all(-1)[..., None, :] & (sizes > 0)
+    return torch.where(broken, torch.nan, mass)
 
 
 def spend(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:

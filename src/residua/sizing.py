@@ -11,8 +11,9 @@ QUERIES_PER_GROUP = 252  # what the authors ran: 300 query and 1000 K/V groups a
 KEYS_PER_GROUP = 76
 LEAST_QUERY_GROUPS = 64  # short calls need finer groups than that (docs/decisions/0002-group-counts.md),
 LEAST_KV_GROUPS = 128
-LEAST_QUERIES_PER_GROUP = 64  # but not so fine that a group is smaller than a kernel tile
+LEAST_QUERIES_PER_GROUP = 64  # but not so fine that a group is smaller than a kernel tile,
 LEAST_KEYS_PER_GROUP = 32
+FEWEST_GROUPS = (4, 8)  # unless there is next to nothing to choose from
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,11 @@ class Sizes:
 
 def default_groups(queries: int, keys: int) -> tuple[int, int]:
     """Group counts for that many free tokens: in proportion for long calls, finer for short ones."""
-    fine_queries = min(LEAST_QUERY_GROUPS, queries // LEAST_QUERIES_PER_GROUP)
-    fine_keys = min(LEAST_KV_GROUPS, keys // LEAST_KEYS_PER_GROUP)
+    fine_queries = min(LEAST_QUERY_GROUPS, max(FEWEST_GROUPS[0], queries // LEAST_QUERIES_PER_GROUP))
+    fine_keys = min(LEAST_KV_GROUPS, max(FEWEST_GROUPS[1], keys // LEAST_KEYS_PER_GROUP))
     return (
-        max(1, fine_queries, round(queries / QUERIES_PER_GROUP)),
-        max(1, fine_keys, round(keys / KEYS_PER_GROUP)),
+        max(1, min(queries, max(fine_queries, round(queries / QUERIES_PER_GROUP)))),
+        max(1, min(keys, max(fine_keys, round(keys / KEYS_PER_GROUP)))),
     )
 
 
@@ -50,21 +51,19 @@ def resolve(config: Config, call: Call) -> Sizes:
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
     by_default = default_groups(queries, keys)
-    return Sizes(
-        clamp("query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"),
-        clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys"),
-        clamp("key_rank", config.key_rank, head_dim, "the head dim"),
-        clamp("query_rank", config.query_rank, head_dim, "the head dim"),
-        min(config.metric_rows, queries),
-        _probe_count(config, call, clamp),
-        clamp("repair_rank", config.repair_rank, value_dim, "the values' head dim"),
-        tuple(notes),
+    query_groups = clamp(
+        "query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"
     )
-
-
-def _probe_count(config: Config, call: Call, clamp) -> int:  # type: ignore[no-untyped-def]
-    """Probes may take half of the budget at most; a call that skips nothing needs none."""
-    if config.repair == "none" or config.density == 1.0:
-        return 0
-    most = min(call.free_queries.count, int(config.density * call.q.shape[2] / 2))
-    return clamp("probes", config.probes, most, "half of the pair budget")
+    kv_groups = clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys")
+    key_rank = clamp("key_rank", config.key_rank, head_dim, "the head dim")
+    query_rank = clamp("query_rank", config.query_rank, head_dim, "the head dim")
+    probes = 0  # a call that skips nothing, or repairs nothing, needs none
+    if config.repair != "none" and config.density < 1.0:
+        affordable = int(config.density * call.q.shape[2] / 2)
+        probes = clamp("probes", config.probes, affordable, "half of the pair budget")
+        probes = clamp("probes", probes, queries, "as many queries")
+    repair_rank = clamp("repair_rank", config.repair_rank, value_dim, "the values' head dim")
+    if probes:
+        repair_rank = clamp("repair_rank", repair_rank, probes, "as many probes")
+    rows = min(config.metric_rows, queries)
+    return Sizes(query_groups, kv_groups, key_rank, query_rank, rows, probes, repair_rank, tuple(notes))

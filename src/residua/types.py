@@ -101,7 +101,7 @@ class Grouping:
     query: Partition  # H heads
     kv: Partition  # Hkv heads
     query_centroids: Tensor  # [B, H, Cq, D] fp32, means in the original space
-    kv_centroids: Tensor  # [B, Hkv, Ck, D] fp32, without the pinned group
+    kv_centroids: Tensor  # [B, Hkv, Ck, D] fp32, pinned groups last
     coordinates: Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered
     pinned_groups: int = 0
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ..inputs import judge
 from ..types import ExtraKeys, Route
-from . import portable, reference
+from . import native, portable, reference
 from .backend import Backend, Demand, backends, register, select
 from .check import check_extra, check_route
 
-__all__ = ["Backend", "Demand", "backends", "portable", "reference", "register", "run", "select"]
+__all__ = ["Backend", "Demand", "backends", "native", "portable", "reference", "register", "run", "select"]
 
 
 def run(

@@ -19,11 +19,11 @@ def check_partition(partition: Partition, batch: int, heads: int, tokens: int, n
     ):
         if tensor.dtype != torch.long:
             raise PlanError(f"{name}.{part} is {tensor.dtype}: wanted int64")
-        wanted = [batch, heads, tensor.shape[-1] if last is None else last]
-        if list(tensor.shape) != wanted or tensor.shape[-1] < (last is None):
-            raise PlanError(f"{name}.{part} has shape {list(tensor.shape)}: wanted {wanted}")
+        got, wanted = list(tensor.shape), [batch, heads, "groups + 1" if last is None else last]
+        if len(got) != 3 or got[:2] != wanted[:2] or (got[2] < 1 if last is None else got[2] != last):
+            raise PlanError(f"{name}.{part} has shape {got}: wanted {wanted}")
     way_out = "build partitions with Partition.from_labels(labels, groups)"
-    if not tokens or not batch * heads:
+    if not batch * heads:
         return
     if bool((offsets[..., 0] != 0).any()) or bool((offsets.diff(dim=-1) < 0).any()):
         raise PlanError(f"{name}.offsets must start at 0 and never fall; {way_out}")
@@ -42,6 +42,8 @@ def check_partition(partition: Partition, batch: int, heads: int, tokens: int, n
     place = torch.where(place >= partition.groups, -1, place)
     if not torch.equal(labels.gather(-1, order), place):
         raise PlanError(f"{name}.labels do not agree with order and offsets; {way_out}")
+    if bool(((order.diff(dim=-1) < 0) & (place.diff(dim=-1) == 0)).any()):
+        raise PlanError(f"{name}.order is not ascending inside a group; {way_out}")
 
 
 def check_route(route: Route, call: Call) -> None:

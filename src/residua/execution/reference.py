@@ -27,7 +27,7 @@ class Reference(Backend):
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, _ = q.shape
-        shares = heads // k.shape[1]
+        shares = heads // max(1, k.shape[1])
         working = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = torch.zeros(batch, heads, rows, v.shape[-1], dtype=out_dtype or q.dtype, device=q.device)
         lse = torch.full((batch, heads, rows), -torch.inf, device=q.device)
@@ -37,14 +37,16 @@ class Reference(Backend):
                 labels = route.query.labels[b, h]  # [Nq]
                 kept = _row_mask(labels, route.kv.labels[b, h // shares], route.cells[b, h])
                 logits = torch.where(kept, query @ keys.mT * scale, -torch.inf)  # [Nq, Nk]
-                # a value that nobody kept must not reach the output, not even as 0 * NaN
-                values = torch.where(kept.any(0)[:, None], values, 0.0)
                 if extra is not None:
-                    logits, values = _append_extra(logits, values, labels, extra, query * scale, b, h)
+                    logits, values = _append_extra(logits, values, kept, labels, extra, query * scale, b, h)
+                if not logits.shape[1]:
+                    continue
                 top = logits.amax(-1, keepdim=True)
                 weights = (logits - torch.where(top == -torch.inf, 0.0, top)).exp()
                 total = weights.sum(-1, keepdim=True)
-                rows_out = weights @ values if extra is None else _rowwise(weights, values)
+                rows_out = (
+                    _sum_kept(weights, values, kept, labels) if extra is None else _rowwise(weights, values)
+                )
                 empty = total == 0
                 out[b, h] = torch.where(empty, 0.0, rows_out / torch.where(empty, 1.0, total)).to(out.dtype)
                 lse[b, h] = torch.where(empty, -torch.inf, top + total.log())[:, 0].float()
@@ -57,8 +59,24 @@ def _row_mask(query_labels: Tensor, kv_labels: Tensor, cells: Tensor) -> Tensor:
     return mask & (query_labels >= 0)[:, None] & (kv_labels >= 0)
 
 
+def _sum_kept(weights: Tensor, values: Tensor, kept: Tensor, labels: Tensor) -> Tensor:
+    """Weighted sums of the values, group by group: what a row does not keep must not reach it as 0 * NaN."""
+    sums = weights.new_zeros(len(labels), values.shape[-1])
+    for group in labels.unique():
+        rows = labels == group
+        sums[rows] = weights[rows] @ torch.where(kept[rows][0][:, None], values, 0.0)
+    return sums
+
+
 def _append_extra(
-    logits: Tensor, values: Tensor, labels: Tensor, extra: ExtraKeys, query: Tensor, b: int, h: int
+    logits: Tensor,
+    values: Tensor,
+    kept: Tensor,
+    labels: Tensor,
+    extra: ExtraKeys,
+    query: Tensor,
+    b: int,
+    h: int,
 ) -> tuple[Tensor, Tensor]:
     """Adds each row's extra keys as further columns; values become one matrix per row."""
     group = labels.clamp(min=0)
@@ -67,7 +85,7 @@ def _append_extra(
     more = torch.where((labels >= 0)[:, None], more, -torch.inf)
     own = extra.values[b, h].to(query.dtype)[group]  # [Nq, T, Dv]
     own = torch.where((more > -torch.inf)[..., None], own, 0.0)
-    shared = values.expand(len(labels), *values.shape)
+    shared = torch.where(kept[..., None], values, 0.0)  # [Nq, Nk, Dv]
     return torch.cat([logits, more], 1), torch.cat([shared, own], 1)
 
 

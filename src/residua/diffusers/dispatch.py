@@ -1,0 +1,160 @@
+"""How one attention call of diffusers finds its layer.
+
+A processor of diffusers ends in `dispatch_attention_fn(q, k, v, ..., backend=self._attention_backend)`.
+Residua puts a `LayerTag` there and rebinds that name, in the module of the processor, to
+`tagged_dispatch`. A call without a tag goes to diffusers untouched. A call with one enters the operator
+`residua::diffusers_attention`, which is opaque to torch.compile and finds the layer through a tensor: a
+number would be a constant of the graph, one graph per layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, IntegrationError
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+_numbers = itertools.count(1)
+_layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
+
+
+class LayerTag(str):
+    """Stands in a processor where a backend's name belongs. As a string it is that name, so that
+    diffusers' own look at it (enable_parallelism) still finds the dense backend."""
+
+    layer: Layer
+    handle: Tensor  # the layer's number
+
+    def __new__(cls, layer: Layer, backend: str) -> LayerTag:
+        tag = super().__new__(cls, backend)
+        number = next(_numbers)
+        tag.layer, tag.handle = layer, torch.tensor(number, device="cpu")  # reading it never waits
+        _layers[number] = layer
+        return tag
+
+    def __reduce__(self) -> Any:
+        # A copy or a pickle of the model is a plain model: it gets the user's dense backend back.
+        return _same, (self.layer.backend,)
+
+
+def _same(backend: Any) -> Any:
+    return backend
+
+
+def tagged_dispatch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    attention_kwargs: dict[str, Any] | None = None,
+    *,
+    backend: Any = None,
+    parallel_config: Any = None,
+) -> Tensor:
+    """Takes the place of diffusers' `dispatch_attention_fn`, with its signature; tensors are [B, N, H, D]."""
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    if not isinstance(backend, LayerTag):
+        return dispatch_attention_fn(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs,
+            backend=backend, parallel_config=parallel_config,
+        )  # fmt: skip
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        raise InputError(
+            "residua.accelerate is for inference; run the model under torch.no_grad(), or remove()"
+        )
+    if dropout_p or attention_kwargs:
+        raise IntegrationError(
+            f"got dropout_p={dropout_p}, attention_kwargs={attention_kwargs!r} in a self-attention call; "
+            "Residua takes neither: remove() it for this model"
+        )
+    handle = backend.handle
+    if parallel_config is None or parallel_config.context_parallel_config is None:
+        return attention_op(query, key, value, handle, attn_mask, scale, is_causal)
+    return _context_parallel(query, key, value, handle, attn_mask, scale, is_causal, parallel_config)
+
+
+def _context_parallel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    handle: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    causal: bool,
+    config: Any,
+) -> Tensor:
+    """Ulysses: diffusers exchanges tokens for heads around `forward`, which sees every token of a few
+    heads."""
+    from diffusers.models import attention_dispatch
+
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any, **more: Any
+    ) -> Tensor:
+        return attention_op(q, k, v, handle, mask, scale, causal)
+
+    return attention_dispatch._templated_context_parallel_attention(
+        q, k, v, mask, 0.0, causal, scale, False, False,
+        forward_op=forward, backward_op=None, _parallel_config=config,
+    )  # fmt: skip
+
+
+# Never part of a CUDA graph: the body keeps state and decides anew at each step.
+@torch.library.custom_op("residua::diffusers_attention", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
+def attention_op(
+    q: Tensor, k: Tensor, v: Tensor, handle: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+) -> Tensor:
+    layer = _layers.get(int(handle))
+    if layer is None:
+        raise IntegrationError("this layer's acceleration is gone; call accelerate() again on the model")
+    return layer.run(q, k, v, mask, scale, causal).to(q.dtype).contiguous()
+
+
+@attention_op.register_fake
+def _attention_shape(
+    q: Tensor, k: Tensor, v: Tensor, handle: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+) -> Tensor:
+    return q.new_empty(*q.shape[:-1], v.shape[-1])
+
+
+_rebound: dict[str, int] = {}  # module name -> how many attachments use it
+_lock = threading.Lock()
+
+
+def rebind(module: ModuleType) -> None:
+    """Lets the processors of a diffusers module call `tagged_dispatch`; counted, so that two models may
+    share it."""
+    with _lock:
+        if not _rebound.get(module.__name__):
+            from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+            if getattr(module, "dispatch_attention_fn", None) is not dispatch_attention_fn:
+                raise IntegrationError(
+                    f"{module.__name__}.dispatch_attention_fn is missing or was replaced by another package; "
+                    "undo that replacement first"
+                )
+            module.dispatch_attention_fn = tagged_dispatch  # type: ignore[attr-defined]
+        _rebound[module.__name__] = _rebound.get(module.__name__, 0) + 1
+
+
+def unbind(module: ModuleType) -> None:
+    with _lock:
+        _rebound[module.__name__] -= 1
+        if _rebound[module.__name__] == 0:
+            from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+            del _rebound[module.__name__]
+            module.dispatch_attention_fn = dispatch_attention_fn  # type: ignore[attr-defined]

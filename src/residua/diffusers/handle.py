@@ -1,0 +1,76 @@
+"""What `accelerate` returns: the report, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .attach import Attachment, attachment_of
+from .report import Report, make_report
+
+
+class Handle:
+    """Holds the transformers that one `accelerate` call changed. Also a context manager: leaving removes.
+
+    Not for two threads at once on the same pipeline (diffusers' schedulers are not either); different
+    pipelines in different threads are fine.
+    """
+
+    def __init__(self, target: Any, attachments: Iterable[Attachment]) -> None:
+        self._target = target
+        self.attachments = tuple(attachments)
+
+    @property
+    def active(self) -> bool:
+        return any(attachment.site.active for attachment in self.attachments)
+
+    def report(self) -> Report:
+        """What happened since `accelerate` or `clear`. On CUDA this waits for the device."""
+        return make_report(self.attachments, self._remarks())
+
+    def clear(self) -> None:
+        """Sets the counters of the report to zero."""
+        for attachment in self.attachments:
+            attachment.tracker.runs = 0
+            attachment.site.grids.clear()
+            for layer in attachment.layers:
+                layer.log.clear()
+
+    def reset(self) -> None:
+        """Drops what is carried between steps: the next forward pass is step 0 of a new run, from a cold
+        start."""
+        for attachment in self.attachments:
+            attachment.forget()
+
+    def remove(self) -> None:
+        """Puts every transformer back as it was; the report stays readable. Twice is harmless."""
+        for attachment in self.attachments:
+            if attachment.site.active:
+                attachment.detach()
+
+    def _remarks(self) -> Iterator[str]:
+        if not self.active:
+            yield "removed: the counters stand as they were"
+        for attachment in self.attachments:
+            current = unwrap(getattr(self._target, attachment.name, attachment.model))
+            if current is not attachment.model:
+                yield f"{attachment.name} of the pipeline was replaced and runs dense; accelerate it again"
+            elif attachment.site.active and attachment_of(attachment.model) is not attachment:
+                yield f"{attachment.name} was accelerated again by another call"
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{item.name}: {len(item.slots)} layers of {item.family.name}" for item in self.attachments
+        )
+        return f"<residua.Handle {'active' if self.active else 'removed'}; {parts}>"
+
+
+def unwrap(model: Any) -> Any:
+    """The module inside a torch.compile wrapper."""
+    return getattr(model, "_orig_mod", model)

@@ -1,0 +1,112 @@
+"""What hangs on an accelerated transformer beside its processors: a forward pre-hook, two wrapped methods."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from .attach import Attachment
+
+
+class Passenger:
+    """Something of ours that hangs on the model. `__reduce__` says what it is in a copy or pickle of the
+    model, which is a plain model."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+
+class Mark(Passenger):
+    def __reduce__(self) -> Any:
+        return _nothing, ()
+
+
+class RootHook(Passenger):
+    """Forward pre-hook of the transformer."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        super().__init__(attachment)
+        self._signature = inspect.signature(type(attachment.model).forward)
+
+    @torch.compiler.disable
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.attachment.site.active:
+            self.attachment.before_forward(self._signature.bind_partial(module, *args, **kwargs).arguments)
+
+    def __reduce__(self) -> Any:
+        return _plain_hook, ()
+
+
+class MethodWrap(Passenger):
+    """Stands before a method of the model instance. Not a ModelHook of diffusers: that replaces `forward`,
+    and its removal undoes an offload hook that came later."""
+
+    def __init__(self, attachment: Attachment, original: Callable[..., Any], method: str) -> None:
+        super().__init__(attachment)
+        self.original = original
+        self.method = method
+
+    def __reduce__(self) -> Any:
+        # While the copy is built it has no attributes of its own yet: this finds the method of its class.
+        return getattr, (self.attachment.model, self.method)
+
+
+class ContextWrap(MethodWrap):
+    """Tells the tracker which guidance branch runs."""
+
+    @contextmanager
+    def __call__(self, name: str, **info: Any) -> Iterator[None]:
+        attachment = self.attachment
+        with self.original(name, **info):
+            attachment.tracker.enter(name, info)
+            try:
+                yield
+            except BaseException:
+                attachment.forget()
+                raise
+            finally:
+                attachment.tracker.leave()
+
+
+class ResetWrap(MethodWrap):
+    """Pipelines reset stateful caches when a run ends: our centres go as well."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.attachment.forget()
+        return self.original(*args, **kwargs)
+
+
+@contextmanager
+def hooked(model: Any, hook: RootHook) -> Iterator[None]:
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def wrapped(model: Any, method: str, wrap: MethodWrap) -> Iterator[None]:
+    before = vars(model).get(method)
+    setattr(model, method, wrap)
+    yield
+    # If somebody wrapped it once more, ours stays below and only passes on.
+    if vars(model).get(method) is wrap:
+        delattr(model, method)
+        if before is not None:
+            setattr(model, method, before)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _plain_hook() -> Callable[..., None]:
+    return _no_hook
+
+
+def _no_hook(*args: Any, **kwargs: Any) -> None:
+    return None

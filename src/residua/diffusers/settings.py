@@ -1,0 +1,106 @@
+"""What the user asked for, judged once."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..config import Config
+from ..errors import InputError
+from .families import Preset
+
+# Below this, grouping and routing cost more than the skipped pairs save.
+MIN_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one transformer is accelerated."""
+
+    config: Config
+    dense_steps: float
+    dense_layers: float
+    layers: tuple[int | str, ...] | None = None  # None: all
+    min_tokens: int = MIN_TOKENS
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "config": self.config.to_dict(),
+            "dense_steps": self.dense_steps,
+            "dense_layers": self.dense_layers,
+            "layers": None if self.layers is None else list(self.layers),
+            "min_tokens": self.min_tokens,
+        }
+
+
+def settle(
+    preset: Preset,
+    density: float | None,
+    config: Config | None,
+    dense_steps: float | None,
+    dense_layers: float | None,
+    layers: Sequence[int | str] | None,
+    min_tokens: int | None,
+) -> Settings:
+    """The preset of a family with the user's changes on top."""
+    if config is not None and not isinstance(config, Config):
+        raise InputError(
+            f"config={config!r}: wanted a residua.Config; to change the density alone, pass density="
+        )
+    base = Config(density=preset.density) if config is None else config
+    return Settings(
+        config=base if density is None else base.replace(density=density),
+        dense_steps=_share("dense_steps", preset.dense_steps if dense_steps is None else dense_steps),
+        dense_layers=_share("dense_layers", preset.dense_layers if dense_layers is None else dense_layers),
+        layers=None if layers is None else _selection(layers),
+        min_tokens=_count("min_tokens", MIN_TOKENS if min_tokens is None else min_tokens),
+    )
+
+
+def part_of(share: float, total: int) -> int:
+    """A whole number as it is; a fraction of `total`, rounded up (0.03 of 40 layers is 2)."""
+    return share if isinstance(share, int) else math.ceil(share * total - 1e-9)
+
+
+def chosen_layers(selection: tuple[int | str, ...] | None, names: list[str]) -> set[int]:
+    """Indices of the layers that `layers=` names, by number or by (wild-card) module name."""
+    if selection is None:
+        return set(range(len(names)))
+    chosen: set[int] = set()
+    for item in selection:
+        if isinstance(item, int):
+            found = [range(len(names))[item]] if -len(names) <= item < len(names) else []
+        else:
+            found = [index for index, name in enumerate(names) if fnmatch.fnmatchcase(name, item)]
+        if not found:
+            raise InputError(
+                f"layers={list(selection)!r}: no layer {item!r}; wanted numbers from 0 to {len(names) - 1}, "
+                f"or names such as {names[0]!r}"
+            )
+        chosen.update(found)
+    return chosen
+
+
+def _share(name: str, value: Any) -> float:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not whole and not (isinstance(value, float) and 0.0 <= value <= 1.0):
+        raise InputError(f"{name}={value!r}: wanted a whole number, or a share from 0.0 to 1.0")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InputError(f"{name}={value!r}: wanted a whole number of at least 0")
+    return value
+
+
+def _selection(layers: Any) -> tuple[int | str, ...]:
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise InputError(f"layers={layers!r}: wanted a list of layer numbers or names")
+    for item in layers:
+        if isinstance(item, bool) or not isinstance(item, (int, str)):
+            raise InputError(f"layers={list(layers)!r}: wanted layer numbers or names, got {item!r}")
+    return tuple(layers)

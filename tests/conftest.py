@@ -1,0 +1,35 @@
+"""Shared by all tests: one torch thread per worker, and the direct computations of `support/` importable."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+from residua.execution import backends, select
+
+sys.path.insert(0, str(Path(__file__).with_name("support")))
+torch.set_num_threads(1)  # pytest-xdist runs several workers; more threads would fight over the cores
+
+hypothesis.settings.register_profile("residua", deadline=None, derandomize=True, max_examples=40)
+hypothesis.settings.load_profile("residua")
+
+
+@pytest.fixture(params=["portable", "native"])
+def every_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test of the whole call on each CPU backend: where it asks for "portable", it gets this one."""
+    backend = backends().get(request.param)
+    reason = "not in this build" if backend is None else backend.unavailable()
+    if reason:
+        pytest.skip(f"{request.param}: {reason}")
+
+    def chosen(name, demand):
+        return select(request.param if name == "portable" else name, demand)
+
+    # by its module name: the package gives that name to the function
+    monkeypatch.setattr(importlib.import_module("residua.attention"), "select", chosen)
+    return request.param

@@ -1,0 +1,164 @@
+"""The report: as data, as JSON, as a table."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from residua.diffusers.log import PAIRS, Clock, LayerLog
+
+
+@pytest.fixture
+def report(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("hunyuan")
+    handle = speed_up(model, scheduler=scheduler, dense_layers=1)
+    denoise(model, inputs, scheduler)
+    return handle.report()
+
+
+def test_json_carries_everything(report):
+    data = json.loads(report.to_json())
+    [transformer] = data["transformers"]
+    assert (transformer["family"], transformer["runs"], transformer["grids"]) == (
+        "HunyuanVideo",
+        1,
+        [[3, 8, 8]],
+    )
+    first, second = transformer["layers"]
+    assert first["dense"] == {"first steps": 2, "first layers": 6} and first["density"] is None
+    assert second["dense"] == {"first steps": 2} and second["sparse"] == 6
+    pairs = second["pairs"]
+    assert pairs["total"] == sum(pairs[part] for part in ("routed", "probe", "pinned", "exact"))
+    assert second["density"] == pairs["total"] / pairs["possible"]
+    assert pairs["possible"] == 6 * 2 * 200 * 197  # calls, heads, queries, keys that are not padding
+    assert second["sparse_seconds"] > 0 and second["dense_seconds"] > 0
+    assert data["total"]["sparse"] == 6 and sum(data["total"]["dense"].values()) == 10
+
+
+def test_the_table_shows_every_layer_and_reason(report):
+    text = str(report)
+    for part in (
+        "transformer_blocks.0",
+        "single_transformer",
+        "first steps 2",
+        "first layers 6",
+        "grid 3x8x8",
+    ):
+        assert part in text
+    assert f"{report.total.density:.4f}" in text
+    assert f"{report.total.error:.2e}" in text
+
+
+def test_rich_prints_the_same_table(report):
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report)
+    assert "first layers 6" in console.export_text()
+
+
+def test_an_empty_report(tiny, scheduler, speed_up):
+    model, _ = tiny.build("wan")
+    text = str(speed_up(model, scheduler=scheduler).report())
+    assert "none yet" in text
+
+
+def test_clear_starts_counting_again(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    handle.clear()
+    total = handle.report().total
+    assert (total.sparse, total.dense, total.pairs, total.seconds) == (0, {}, {}, 0.0)
+    denoise(model, inputs, scheduler)
+    assert (handle.report().total.sparse, handle.report().transformers[0].runs) == (12, 1)
+
+
+def test_reset_starts_cold(tiny, scheduler, denoise, one_pass, speed_up):
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    handle.reset()
+    assert all(not layer._states for layer in handle.attachments[0].layers)
+
+
+def test_density_with_dense_calls(report):
+    total = report.total
+    dense = total.dense_pairs
+    wanted = (total.pairs["total"] + dense) / (total.pairs["possible"] + dense)
+    assert total.density_with_dense == wanted > total.density
+
+
+def test_the_clock_adds_up_host_time():
+    clock = Clock()
+    with clock.running(torch.device("cpu")):
+        sum(range(1000))
+    assert clock.seconds() > 0
+
+
+def test_the_clock_reads_cuda_events_late(monkeypatch):
+    """With stand-ins for the events: recorded during the call, read only when asked."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+
+        def elapsed_time(self, other):
+            return 250.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = Clock()
+    for _ in range(2):
+        with clock.running(torch.device("cuda")):
+            pass
+    assert log == ["record"] * 4
+    assert clock.seconds() == clock.seconds() == 0.5
+    assert log == ["record"] * 4 + ["wait"] * 2
+
+
+def test_not_finite_tensors_are_noted_and_the_json_stays_valid(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, scheduler=scheduler)
+    inputs["hidden_states"][0, 0, 0, 0, 0] = float("nan")
+    assert not torch.isfinite(denoise(model, inputs, scheduler)).all()
+    report = handle.report()
+    assert any("not finite" in note for note in report.total.notes)
+    json.loads(report.to_json(), parse_constant=pytest.fail)
+
+
+def test_equal_notes_are_counted_together():
+    log = LayerLog()
+    for density in (0.2345, 0.3456):
+        receipt = SimpleNamespace(
+            warm=False, pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)), backend="portable", error=0.1,
+            flops=1, timings=None,
+            notes=(f"density {density} is above the target 0.22",),
+        )  # fmt: skip
+        log._receipts.append(receipt)
+    log.settle()
+    assert log.notes == {"density ... is above the target 0.22": 2}
+
+
+def test_profile_adds_the_time_of_every_stage(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, scheduler=scheduler, profile=True)
+    denoise(model, inputs, scheduler)
+    total = handle.report().total
+    assert {"grouping", "routing", "attention"} <= set(total.stages)
+    assert 0 < sum(total.stages.values()) < total.sparse_seconds
+    assert "routing" in str(handle.report()) and total.flops > 0
+
+
+def test_without_profile_no_stage_is_timed(report):
+    assert report.total.stages == {} and report.total.flops > 0

@@ -1,0 +1,109 @@
+"""The tracker alone: run, step and branch from what pipelines show."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from residua import IntegrationError
+from residua.diffusers.tracking import Tracker
+
+
+class Loop:
+    def __init__(self, scheduler=None, steps=None):
+        self.new_runs = 0
+        self.tracker = Tracker(lambda: scheduler, self._new_run, steps)
+
+    def _new_run(self):
+        self.new_runs += 1
+
+    def at(self, timestep, branch=None, **info):
+        if branch is not None:
+            self.tracker.enter(branch, info)
+        self.tracker.advance(timestep)
+        self.tracker.leave()
+        return self.tracker.step, self.tracker.branch
+
+
+def test_the_context_names_step_and_branch():
+    loop = Loop()
+    loop.tracker.enter("cond", {"step_index": 3, "num_inference_steps": 7})
+    loop.tracker.advance(torch.tensor([1.0]))
+    assert (loop.tracker.step, loop.tracker.branch, loop.tracker.total_steps()) == (3, "cond", 7)
+    loop.tracker.leave()
+    assert loop.tracker.total_steps() is None
+
+
+def test_the_scheduler_tells_the_step_from_the_second_on():
+    scheduler = SimpleNamespace(step_index=None, timesteps=torch.arange(4))
+    loop = Loop(scheduler)
+    assert loop.at(torch.tensor([9]), "cond") == (0, "cond")
+    assert loop.at(torch.tensor([9]), "uncond") == (0, "uncond")
+    scheduler.step_index = 1
+    assert loop.at(torch.tensor([5]), "cond") == (1, "cond")
+    assert loop.tracker.total_steps() == 4
+    assert loop.new_runs == 1
+
+
+def test_a_schedule_that_begins_later_counts_from_there():
+    scheduler = SimpleNamespace(step_index=6, begin_index=6, timesteps=torch.arange(10))
+    loop = Loop(scheduler)
+    assert loop.at(torch.tensor([9]))[0] == 0
+    assert loop.tracker.total_steps() == 4
+
+
+def test_a_new_schedule_is_a_new_run():
+    scheduler = SimpleNamespace(step_index=2, timesteps=torch.arange(4))
+    loop = Loop(scheduler)
+    loop.at(torch.tensor([9]))
+    scheduler.timesteps = torch.arange(4)
+    loop.at(torch.tensor([9]))
+    assert loop.new_runs == 2
+
+
+def test_a_step_back_is_a_new_run():
+    scheduler = SimpleNamespace(step_index=2, timesteps=torch.arange(4))
+    loop = Loop(scheduler)
+    loop.at(torch.tensor([9]))
+    scheduler.step_index = 0
+    assert loop.at(torch.tensor([9])) == (0, "call 0")
+    assert loop.new_runs == 2
+
+
+def test_unnamed_calls_are_counted_within_their_step():
+    scheduler = SimpleNamespace(step_index=0, timesteps=torch.arange(4))
+    loop = Loop(scheduler)
+    assert [loop.at(torch.tensor([9]))[1] for _ in range(2)] == ["call 0", "call 1"]
+    scheduler.step_index = 1
+    assert [loop.at(torch.tensor([8]))[1] for _ in range(2)] == ["call 0", "call 1"]
+
+
+def test_without_a_scheduler_changes_of_the_timestep_count():
+    loop = Loop(steps=3)
+    seen = [loop.at(torch.tensor([value]), "cond")[0] for value in (900, 900, 600, 300, 900, 600)]
+    assert seen == [0, 0, 1, 2, 0, 1]
+    assert loop.new_runs == 2 and loop.tracker.total_steps() == 3
+
+
+def test_a_scheduler_that_is_never_stepped():
+    """Diffusion forcing steps copies of the scheduler; its timesteps are per frame and may rise."""
+    loop = Loop(SimpleNamespace(step_index=None, timesteps=torch.arange(4)))
+    seen = [loop.at(torch.tensor([row]), "cond")[0] for row in ([9, 9], [9, 9], [6, 9], [3, 6], [9, 3])]
+    assert seen == [0, 0, 1, 2, 3]
+    assert loop.new_runs == 1
+
+
+def test_forget_begins_anew():
+    scheduler = SimpleNamespace(step_index=2, timesteps=torch.arange(4))
+    loop = Loop(scheduler)
+    loop.at(torch.tensor([9]))
+    loop.tracker.forget()
+    loop.at(torch.tensor([9]))
+    assert loop.new_runs == 2
+
+
+def test_nothing_that_tells_the_step_is_an_error():
+    with pytest.raises(IntegrationError, match="cannot tell the denoising step"):
+        Loop().at(None)

@@ -1,0 +1,238 @@
+"""Tiny random transformers of every supported family, with inputs for one forward pass; offline,
+milliseconds each.
+
+Every model sees a grid of 3 x 8 x 8 video tokens (192).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+FRAMES, HEIGHT, WIDTH = 3, 8, 8
+VIDEO = FRAMES * HEIGHT * WIDTH
+Built = tuple[Any, dict[str, Any]]
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def latents(batch: int, channels: int, patch: int = 2, frames: int = FRAMES) -> torch.Tensor:
+    return noise(batch, channels, frames, HEIGHT * patch, WIDTH * patch)
+
+
+def wan(
+    image: bool = False, tokens_timestep: bool = False, heads: int = 2, layers: int = 2, batch: int = 1
+) -> Built:
+    model = diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=12,
+        in_channels=36 if image else 16, out_channels=16, text_dim=16, freq_dim=32, ffn_dim=32,
+        num_layers=layers, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
+    )  # fmt: skip
+    timestep = torch.full((batch, VIDEO), 500) if tokens_timestep else torch.full((batch,), 500)
+    text = noise(batch, 12, 16)
+    return model, {
+        "hidden_states": latents(batch, 36 if image else 16), "timestep": timestep,
+        "encoder_hidden_states": text,
+    }  # fmt: skip
+
+
+def wan_vace(control: int = 48) -> Built:
+    model = diffusers.WanVACETransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=3, rope_max_seq_len=32, vace_layers=[0, 2],
+        vace_in_channels=control,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 16), "timestep": torch.tensor([500]),
+        "encoder_hidden_states": noise(1, 12, 16), "control_hidden_states": latents(1, control),
+    }  # fmt: skip
+
+
+def skyreels() -> Built:
+    model = diffusers.SkyReelsV2Transformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
+    )  # fmt: skip
+    return model, wan()[1]
+
+
+def hunyuan(condition: str | None = None, layers: int = 1, single: int = 1) -> Built:
+    model = diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=layers,
+        num_single_layers=single, num_refiner_layers=1, patch_size=2, patch_size_t=1, guidance_embeds=True,
+        text_embed_dim=16, pooled_projection_dim=8, rope_axes_dim=(2, 4, 4), image_condition_type=condition,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4), "timestep": torch.tensor([500]),
+        "encoder_hidden_states": noise(1, 8, 16),
+        "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]), "pooled_projections": noise(1, 8),
+        "guidance": torch.tensor([6000.0]),
+    }  # fmt: skip
+
+
+def hunyuan15() -> Built:
+    model = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=16, num_layers=2,
+        num_refiner_layers=1, mlp_ratio=2.0, patch_size=1, patch_size_t=1, text_embed_dim=16,
+        text_embed_2_dim=8, image_embed_dim=12, rope_axes_dim=(4, 6, 6), target_size=16, task_type="t2v",
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4, patch=1), "timestep": torch.tensor([500.0]),
+        "encoder_hidden_states": noise(1, 6, 16),
+        "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 0, 0]]),
+        "encoder_hidden_states_2": noise(1, 4, 8), "encoder_attention_mask_2": torch.tensor([[1, 1, 0, 0]]),
+        "image_embeds": torch.zeros(1, 3, 12),
+    }  # fmt: skip
+
+
+def cosmos25(layers: int = 2) -> Built:
+    # The real checkpoint has concat_padding_mask=True, which needs torchvision.
+    model = diffusers.CosmosTransformer3DModel(
+        in_channels=17, out_channels=16, num_attention_heads=2, attention_head_dim=16, num_layers=layers,
+        mlp_ratio=2, text_embed_dim=32, adaln_lora_dim=4, max_size=(4, 32, 32), patch_size=(1, 2, 2),
+        rope_scale=(1.0, 3.0, 3.0), concat_padding_mask=False, extra_pos_embed_type=None,
+        use_crossattn_projection=True, crossattn_proj_in_channels=64, encoder_hidden_states_channels=32,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 16), "condition_mask": torch.zeros(1, 1, FRAMES, 2 * HEIGHT, 2 * WIDTH),
+        "timestep": torch.tensor([0.5]), "encoder_hidden_states": noise(1, 12, 64),
+        "padding_mask": torch.zeros(1, 1, 64, 64),
+    }  # fmt: skip
+
+
+def cosmos3(text: int = 7, channels: int = 4) -> Built:
+    model = diffusers.Cosmos3OmniTransformer(
+        head_dim=16, hidden_size=32, intermediate_size=64, latent_channel=channels, latent_patch_size=2,
+        num_attention_heads=4, num_hidden_layers=2, num_key_value_heads=2, patch_latent_dim=4 * channels,
+        vocab_size=64, rope_scaling={"mrope_section": [4, 2, 2]},
+    )  # fmt: skip
+    video = torch.arange(text, text + VIDEO)
+    return model, {
+        "input_ids": torch.arange(text), "text_indexes": torch.arange(text),
+        "position_ids": torch.arange(text + VIDEO)[None].expand(3, -1).float(), "und_len": text,
+        "sequence_length": text + VIDEO, "vision_tokens": [latents(1, channels)],
+        "vision_token_shapes": [(FRAMES, HEIGHT, WIDTH)], "vision_sequence_indexes": video,
+        "vision_mse_loss_indexes": video, "vision_timesteps": torch.full((VIDEO,), 500.0),
+        "vision_noisy_frame_indexes": [torch.arange(FRAMES)],
+    }  # fmt: skip
+
+
+def cogvideox() -> Built:
+    model = diffusers.CogVideoXTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=2,
+        text_embed_dim=8, num_layers=2, sample_width=2 * WIDTH, sample_height=2 * HEIGHT, sample_frames=9,
+        patch_size=2, temporal_compression_ratio=4, max_text_seq_length=8,
+        use_rotary_positional_embeddings=True,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(2, 4).transpose(1, 2), "encoder_hidden_states": noise(2, 8, 8),
+        "timestep": torch.tensor([500, 500]), "image_rotary_emb": (noise(VIDEO, 16), noise(VIDEO, 16)),
+    }  # fmt: skip
+
+
+def ltx(heads: int = 2) -> Built:
+    model = diffusers.LTXVideoTransformer3DModel(
+        in_channels=8, out_channels=8, num_attention_heads=heads, attention_head_dim=16,
+        cross_attention_dim=16 * heads, num_layers=2, caption_channels=16,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(2, VIDEO, 8), "encoder_hidden_states": noise(2, 6, 16),
+        "timestep": torch.tensor([500, 500]), "encoder_attention_mask": torch.ones(2, 6),
+        "num_frames": FRAMES, "height": HEIGHT, "width": WIDTH, "rope_interpolation_scale": (1.0, 32.0, 32.0),
+    }  # fmt: skip
+
+
+def ltx2() -> Built:
+    model = diffusers.LTX2VideoTransformer3DModel(
+        in_channels=4, out_channels=4, patch_size=1, patch_size_t=1, num_attention_heads=2,
+        attention_head_dim=8, cross_attention_dim=16, audio_in_channels=4, audio_out_channels=4,
+        audio_num_attention_heads=2, audio_attention_head_dim=4, audio_cross_attention_dim=8, num_layers=2,
+        qk_norm="rms_norm_across_heads", caption_channels=16, rope_double_precision=False,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(1, VIDEO, 4), "audio_hidden_states": noise(1, 9, 4),
+        "encoder_hidden_states": noise(1, 6, 16), "audio_encoder_hidden_states": noise(1, 6, 16),
+        "timestep": torch.full((1, 1), 500.0), "encoder_attention_mask": torch.ones(1, 6),
+        "audio_encoder_attention_mask": torch.ones(1, 6), "num_frames": FRAMES, "height": HEIGHT,
+        "width": WIDTH, "fps": 25.0, "audio_num_frames": 9,
+    }  # fmt: skip
+
+
+def mochi() -> Built:
+    model = diffusers.MochiTransformer3DModel(
+        patch_size=2, num_attention_heads=2, attention_head_dim=8, num_layers=2, pooled_projection_dim=16,
+        in_channels=4, out_channels=None, qk_norm="rms_norm", text_embed_dim=16, time_embed_dim=4,
+        activation_fn="swiglu", max_sequence_length=6,
+    )  # fmt: skip
+    valid = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]]).bool()
+    return model, {
+        "hidden_states": latents(2, 4), "encoder_hidden_states": noise(2, 6, 16),
+        "timestep": torch.tensor([500, 500]), "encoder_attention_mask": valid,
+    }  # fmt: skip
+
+
+BUILDERS: dict[str, Callable[[], Built]] = {
+    "wan": wan,
+    "wan i2v": lambda: wan(image=True),
+    "wan ti2v": lambda: wan(tokens_timestep=True),
+    "wan vace": wan_vace,
+    "skyreels": skyreels,
+    "hunyuan": hunyuan,
+    "hunyuan i2v": lambda: hunyuan("token_replace"),
+    "hunyuan 1.5": hunyuan15,
+    "cosmos 2.5": cosmos25,
+    "cosmos 3": cosmos3,
+    "cogvideox": cogvideox,
+    "ltx": ltx,
+    "ltx 2": ltx2,
+    "mochi": mochi,
+}
+
+
+def settled(built: Built, seed: int = 0) -> Built:
+    """The model with weights from a generator of its own: modules draw from the global one."""
+    model, inputs = built
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            if weight.ndim > 1:
+                # Queries and keys are drawn larger, so that attention is not uniform and sparsity shows.
+                spread = 3.0 if any(part in name for part in ("to_q.", "to_k.", "q_proj", "k_proj")) else 1.0
+                weight.copy_(torch.randn(weight.shape, generator=draw) * spread / weight[0].numel() ** 0.5)
+            elif "norm" not in name:
+                weight.copy_(0.02 * torch.randn(weight.shape, generator=draw))
+    if "return_dict" in inspect.signature(type(model).forward).parameters:  # Cosmos3 of 0.39 has none
+        inputs = {**inputs, "return_dict": False}
+    return model.eval(), inputs
+
+
+def need(name: str) -> None:
+    """Skips where the installed diffusers has no such class, or cannot import it."""
+    try:
+        getattr(diffusers, name)
+    except (AttributeError, RuntimeError) as error:
+        pytest.skip(f"diffusers {diffusers.__version__}: {error}")
+
+
+# Models that came after the oldest diffusers.
+LATER = {"ltx 2": "LTX2VideoTransformer3DModel", "cosmos 3": "Cosmos3OmniTransformer"}
+
+
+def build(name: str) -> Built:
+    if name in LATER:
+        need(LATER[name])
+    if (
+        name == "cosmos 2.5"
+        and "use_crossattn_projection"
+        not in inspect.signature(diffusers.CosmosTransformer3DModel.__init__).parameters
+    ):
+        pytest.skip(f"diffusers {diffusers.__version__} knows Cosmos 1 and 2 only")
+    with torch.random.fork_rng():
+        return settled(BUILDERS[name]())

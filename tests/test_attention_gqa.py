@@ -1,0 +1,83 @@
+"""Grouped-query attention: one K/V partition per K/V head, everything else per query head."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+from oracle import expand_heads, masked_attention, qkv, small, worst
+
+from residua import Partition, State, attention
+from residua.execution.backend import Backend
+from residua.grouping import group_tokens
+from residua.inputs import judge
+from residua.sizing import resolve
+
+pytestmark = pytest.mark.usefixtures("every_backend")
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 2), (6, 1), (3, 3)])
+def test_it_equals_expanded_heads_where_the_partition_is_the_same(heads, kv_heads):
+    """The semantic K/V partition does not look at queries, so expanded heads find the shared one again."""
+    q, k, v = qkv(2, heads, kv_heads)
+    for settings in ({}, {"repair": "none"}, {"score": "centroid"}, {"density": 1}):
+        config = small(partition="semantic", **settings)
+        shared, receipt = attention(q, k, v, config, return_receipt=True)
+        expanded, other = attention(
+            q, expand_heads(k, heads), expand_heads(v, heads), config, return_receipt=True
+        )
+        assert torch.allclose(shared, expanded, atol=1e-5)
+        assert torch.equal(receipt.per_head.total, other.per_head.total)
+
+
+def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypatch):
+    """Response partition: expanded heads are given the shared K/V groups, and all that follows must agree."""
+    q, k, v = qkv(1, 4, 2)
+    config = small()
+    shared = attention(q, k, v, config)
+    call = judge(q, k, v)
+    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
+
+    def handed_over(*_):
+        kv = Partition.from_labels(expand_heads(grouping.kv.labels, 4), grouping.kv.groups)
+        return replace(grouping, kv=kv, kv_centroids=expand_heads(grouping.kv_centroids, 4))
+
+    # by its module name: the package gives that name to the function
+    monkeypatch.setattr(importlib.import_module("residua.attention"), "group_tokens", handed_over)
+    expanded = attention(q, expand_heads(k, 4), expand_heads(v, 4), config)
+    assert torch.allclose(shared, expanded, atol=1e-5)
+
+
+def test_heads_that_share_keys_share_the_partition_only():
+    q, k, v = qkv(1, 4, 2)
+    call, config = judge(q, k, v), small()
+    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
+    assert grouping.kv.labels.shape[:2] == (1, 2) and grouping.query.labels.shape[:2] == (1, 4)
+    assert not torch.equal(grouping.query.labels[0, 0], grouping.query.labels[0, 1])
+
+
+def test_the_metric_is_that_of_all_rows_of_the_sharing_heads():
+    """Stacking the rows of two heads behind each other in one head gives the same K/V groups."""
+    q, k, v = qkv(1, 2, 1, 200, 220)
+    config = small(metric_rows=4096)
+    call = judge(q, k, v)
+    shared = group_tokens(call, config, resolve(config, call), None, Backend())
+    stacked = judge(q.flatten(1, 2)[:, None], k, v)
+    alone = group_tokens(stacked, config, resolve(config, stacked), None, Backend())
+    assert torch.equal(shared.kv.labels, alone.kv.labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_density_one(dtype):
+    q, k, v = qkv(2, 6, 2, dtype=dtype)
+    out = attention(q, k, v, small(density=1), exact_queries=(0, 9), pinned_keys=(3, 8))
+    assert worst(out, masked_attention(q, k, v)[0]) < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+def test_warm_runs():
+    state, tensors = State(), qkv(1, 4, 2)
+    attention(*tensors, small(), state)
+    out, receipt = attention(*tensors, small(), state, return_receipt=True)
+    assert receipt.warm and out.isfinite().all()

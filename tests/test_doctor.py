@@ -1,0 +1,48 @@
+"""`residua doctor`: versions, CPU features and backends, each with the reason where it cannot run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+
+import torch
+
+import residua
+from residua import doctor
+from residua.execution import backend as backends
+from residua.execution import portable
+
+
+def test_versions_are_the_installed_ones_and_missing_is_none(monkeypatch):
+    found = doctor.versions()
+    assert found["residua"] == residua.__version__
+    assert found["torch"] == importlib.metadata.version("torch")
+    monkeypatch.setattr(doctor, "PACKAGES", ("no-such-package-at-all",))
+    assert doctor.versions()["no-such-package-at-all"] is None
+
+
+def test_the_report_is_plain_and_complete():
+    report = json.loads(json.dumps(doctor.report()))
+    assert set(report) == {"versions", "cpu", "gpus", "backends"}
+    assert report["cpu"]["threads"] == torch.get_num_threads() and report["cpu"]["model"]
+    states = {state["name"]: state for state in report["backends"]}
+    assert states["portable"]["reason"] is None and states["portable"]["automatic"]
+    assert states["reference"]["reason"] is None and not states["reference"]["automatic"]
+    assert all(state["summary"] for state in states.values())
+
+
+def test_cpu_features_come_from_what_the_kernels_can_use():
+    assert set(doctor.cpu()["features"]) <= set(doctor.CPU_FLAGS)
+
+
+def test_a_backend_that_cannot_run_says_why(monkeypatch):
+    class Missing(portable.Portable):
+        name = "missing"
+        summary = "a backend without its compiler"
+
+        def unavailable(self):
+            return "no compiler; install one"
+
+    monkeypatch.setitem(backends._BACKENDS, "missing", Missing())
+    (state,) = [s for s in doctor.backend_states() if s.name == "missing"]
+    assert state.reason == "no compiler; install one"

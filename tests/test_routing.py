@@ -1,0 +1,241 @@
+"""Cell scores against naive sums; the budget: exact, greedy by mass per pair, stable (trials 6, 9, 19)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import normal, qkv, small
+
+from residua import Partition
+from residua.execution.backend import Backend
+from residua.grouping import group_tokens
+from residua.inputs import judge
+from residua.routing import cell_scores, pair_budget, route_cells, spend
+from residua.sizing import resolve
+
+
+def grouped(call, config):
+    return group_tokens(call, config, resolve(config, call), None, Backend())
+
+
+def route_of(call, config, probes=0):
+    return route_cells(call, grouped(call, config), config.density, probes, config.score, Backend())
+
+
+def greedy(log_share, query_sizes, kv_sizes, budget):
+    """One head: best cell of every query group, then cell after cell by mass per pair, if it fits.
+
+    -> cells, cells passed over before the last one that was taken
+    """
+    cq, ck = log_share.shape
+    value = [[float(log_share[a, b]) - math.log(max(1, kv_sizes[b])) for b in range(ck)] for a in range(cq)]
+    taken = set()
+    for a in range(cq):
+        open_cells = [b for b in range(ck) if query_sizes[a] * kv_sizes[b] > 0]
+        if open_cells:
+            taken.add((a, max(open_cells, key=lambda b: (value[a][b], -b))))
+    left = budget - sum(query_sizes[a] * kv_sizes[b] for a, b in taken)
+    passed, runs, blocked = 0, 0, False
+    for a, b in sorted(
+        ((a, b) for a in range(cq) for b in range(ck)), key=lambda cell: (-value[cell[0]][cell[1]], cell)
+    ):
+        cost = query_sizes[a] * kv_sizes[b]
+        if (a, b) in taken or not cost:
+            continue
+        if cost <= left:
+            taken.add((a, b))
+            left -= cost
+            runs, blocked = (runs + 1, False) if blocked else (runs, False)
+        else:
+            blocked = True
+            passed += 1
+    return taken, runs
+
+
+sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+
+
+@given(sizes, sizes, st.integers(-5, 400), st.integers(0, 10_000))
+def test_spending_is_greedy_and_within_the_budget(query_sizes, kv_sizes, budget, seed):
+    log_share = normal(len(query_sizes), len(kv_sizes), seed=seed)
+    cells = spend(
+        log_share[None, None],
+        torch.tensor(query_sizes)[None, None],
+        torch.tensor(kv_sizes)[None, None],
+        torch.tensor([[budget]]),
+    )[0, 0]
+    wanted, runs = greedy(log_share, query_sizes, kv_sizes, budget)
+    kept = {tuple(cell) for cell in cells.nonzero().tolist()}
+    assert kept <= wanted
+    if runs <= 3:  # cells passed over interrupt the spending; it goes on at least three times
+        assert kept == wanted
+    pairs = sum(query_sizes[a] * kv_sizes[b] for a, b in kept)
+    least = [min((s for s in kv_sizes if s), default=0) * size for size in query_sizes]
+    rows_served = {a for a, _ in kept}
+    assert rows_served == {a for a, size in enumerate(query_sizes) if size and any(kv_sizes)}
+    only_one_each = len(kept) == len(rows_served)
+    assert pairs <= max(budget, sum(least)) or only_one_each
+    assert all(query_sizes[a] and kv_sizes[b] for a, b in kept)
+
+
+def test_mass_per_pair_decides_not_mass():
+    # group 0 holds more mass, group 1 more mass per key: 0.5 / 10 against 0.3 / 2
+    log_share = torch.tensor([[0.5, 0.3, 0.2]]).log()[None, None]
+    cells = spend(log_share, torch.tensor([[[4]]]), torch.tensor([[[10, 2, 50]]]), torch.tensor([[10]]))
+    assert cells[0, 0, 0].tolist() == [False, True, False]
+
+
+def test_a_cell_that_does_not_fit_is_passed_over():
+    log_share = torch.tensor([[0.9, 0.09, 0.01]]).log()[None, None]
+    kv_sizes = torch.tensor([[[1, 30, 2]]])
+    cells = spend(
+        log_share - torch.tensor([0.0, -5, 0]), torch.tensor([[[2]]]), kv_sizes, torch.tensor([[10]])
+    )
+    assert cells[0, 0, 0].tolist() == [True, False, True]
+
+
+def test_cells_that_fitted_before_others_were_taken_are_passed_over():
+    """Costs 2, 10, 12, 5, 4, 2, 1 in order of value: each was affordable at first, not all in their turn."""
+    kv_sizes = torch.tensor([[[2, 10, 12, 5, 4, 2, 1]]])
+    log_share = kv_sizes.log() - torch.arange(7)
+    cells = spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[17]]))
+    assert cells[0, 0, 0].tolist() == [True, True, False, True, False, False, False]
+    cells = spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[16]]))
+    assert cells[0, 0, 0].tolist() == [True, True, False, False, True, False, False]
+    cells = spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[15]]))
+    assert cells[0, 0, 0].tolist() == [True, True, False, False, False, True, True]
+
+
+def test_equal_scores_go_to_the_lower_index():
+    cells = spend(
+        torch.zeros(1, 1, 3, 4), torch.full((1, 1, 3), 2), torch.full((1, 1, 4), 5), torch.tensor([[59]])
+    )
+    assert cells[0, 0].tolist() == [
+        [True, True, True, False],
+        [True, False, False, False],
+        [True] + [False] * 3,
+    ]
+
+
+def test_one_budget_for_all_query_groups_of_a_head():
+    log_share = torch.tensor([[-1.0, -1.1, -1.2], [-9.0, -9.1, -9.2]])[None, None]
+    cells = spend(log_share, torch.full((1, 1, 2), 3), torch.full((1, 1, 3), 4), torch.tensor([[48]]))
+    assert cells[0, 0].tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_a_nan_score_is_always_kept():
+    log_share = normal(1, 1, 3, 5)
+    log_share[..., 2] = torch.nan
+    cells = spend(log_share, torch.full((1, 1, 3), 4), torch.full((1, 1, 5), 4), torch.tensor([[0]]))
+    assert cells[0, 0].sum() == 3 and cells[0, 0, :, 2].all()
+
+
+def test_heads_are_spent_independently():
+    log_share, query_sizes, kv_sizes = normal(2, 3, 4, 6), torch.arange(24).view(2, 3, 4) % 5, None
+    kv_sizes = torch.arange(36).view(2, 3, 6) % 7
+    budget = torch.tensor([[5, 60, 200], [90, 0, 30]])
+    together = spend(log_share, query_sizes, kv_sizes, budget)
+    for b in range(2):
+        for h in range(3):
+            cut = (slice(b, b + 1), slice(h, h + 1))
+            alone = spend(log_share[cut], query_sizes[cut], kv_sizes[cut], budget[cut])
+            assert torch.equal(alone, together[cut])
+
+
+@pytest.mark.parametrize("score", ["mass", "centroid"])
+def test_scores_against_loops(score):
+    q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=60, keys=70, dim=6)
+    mask = torch.arange(70)[None].expand(2, -1) < torch.tensor([[70], [50]])
+    call = judge(q, k, v, key_mask=mask, scale=0.7)
+    grouping = grouped(call, small(query_groups=4, kv_groups=9))
+    found = cell_scores(call, grouping, score, Backend())
+    for b in range(2):
+        for h in range(4):
+            for a in range(4):
+                rows = q[b, h][grouping.query.labels[b, h] == a].double()
+                if not len(rows):
+                    continue
+                anchor = rows.mean(0)
+                for c in range(9):
+                    keys = k[b, h // 2][grouping.kv.labels[b, h // 2] == c].double()
+                    if not len(keys):
+                        assert found[b, h, a, c] == -math.inf
+                    elif score == "mass":
+                        wanted = math.log(sum(math.exp(0.7 * float(anchor @ key)) for key in keys))
+                        assert float(found[b, h, a, c]) == pytest.approx(wanted, abs=1e-4)
+                    else:
+                        wanted = 0.7 * float(anchor @ keys.mean(0)) + math.log(len(keys))
+                        assert float(found[b, h, a, c]) == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.22, 0.5, 0.9])
+@pytest.mark.parametrize("score", ["mass", "centroid"])
+def test_realised_pairs_stay_within_the_target(density, score):
+    q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=310, keys=290)
+    call = judge(q, k, v)
+    config = small(density=density, score=score)
+    grouping = grouped(call, config)
+    route = route_of(call, config, probes=5)
+    budget = int(density * 310 * 290) - 5 * 290
+    best = grouping.kv.sizes.repeat_interleave(2, 1).amax(-1) * 310  # the minimum, at its dearest
+    assert (route.pairs <= budget).all() or (route.pairs <= best).all()
+    if density >= 0.22:
+        assert (route.pairs <= budget).all()
+        dearest = grouping.query.sizes.amax(-1) * grouping.kv.sizes.repeat_interleave(2, 1).amax(-1)
+        assert (route.pairs > budget - dearest).all()  # nothing that fits is left unspent
+    assert (route.cells.any(-1) == (grouping.query.sizes > 0)).all()
+
+
+def test_too_small_a_budget_leaves_one_cell_per_query_group():
+    call = judge(*qkv())
+    route = route_of(call, small(density=1e-6))
+    assert (route.cells.sum(-1) == (route.query.sizes > 0)).all()
+
+
+def test_density_one_keeps_everything():
+    call = judge(*qkv(queries=130, keys=140))
+    assert (route_of(call, small(density=1)).pairs == 130 * 140).all()
+
+
+def test_pair_budget_pays_probes_exact_rows_and_pinned_keys_first():
+    q, k, v = qkv(batch=2, queries=100, keys=200)
+    mask = torch.ones(2, 200, dtype=torch.bool)
+    mask[1, 150:] = False  # 40 of the 50 are pinned
+    call = judge(q, k, v, pinned_keys=(160, 200), exact_queries=(0, 10), key_mask=mask)
+    wanted = [
+        int(0.3 * 100 * 200) - (6 + 10) * 200 - 90 * 40,
+        int(0.3 * 100 * 150) - (6 + 10) * 150 - 90 * 0,
+    ]
+    assert pair_budget(call, 0.3, 6).tolist() == wanted
+
+
+def test_pinned_groups_are_kept_by_every_query_group():
+    q, k, v = qkv(queries=100, keys=120)
+    call = judge(q, k, v, pinned_keys=(100, 120))
+    route = route_of(call, small(density=0.25))
+    assert route.pinned_groups == 1
+    assert (route.cells[..., -1] == (route.query.sizes > 0)).all()
+    assert (route.cells[..., :-1].any(-1) == (route.query.sizes > 0)).all()
+
+
+def test_a_query_row_that_is_not_finite_does_not_decide_for_its_group():
+    q, k, v = qkv()
+    q[0, 0, 7] = torch.nan
+    call = judge(q, k, v)
+    scores = cell_scores(call, grouped(call, small()), "mass", Backend())
+    assert not scores.isnan().any()
+
+
+def test_labels_permuted_with_the_groups_give_the_same_pairs():
+    """Renaming the K/V groups renames the columns of the route and changes nothing else."""
+    log_share, names = normal(1, 1, 5, 8), torch.randperm(8, generator=torch.Generator().manual_seed(3))
+    query_sizes, kv_sizes = torch.tensor([[[3, 7, 2, 9, 4]]]), torch.tensor([[[5, 1, 8, 3, 9, 2, 6, 4]]])
+    budget = torch.tensor([[300]])
+    first = spend(log_share, query_sizes, kv_sizes, budget)
+    second = spend(log_share[..., names], query_sizes, kv_sizes[..., names], budget)
+    assert torch.equal(first[..., names], second)
+    assert Partition.from_labels(torch.zeros(1, 1, 4, dtype=torch.long), 1).groups == 1

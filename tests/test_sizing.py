@@ -1,0 +1,55 @@
+"""Counts cut to what the tensors allow, with a note per cut (trials 3 and 9); the default group counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from residua import Config
+from residua.inputs import judge
+from residua.sizing import default_groups, resolve
+
+
+def call_of(queries, keys, dim=64, value_dim=None, **spans):
+    q = torch.zeros(1, 1, 1, 1).expand(1, 1, queries, dim)
+    k = torch.zeros(1, 1, 1, 1).expand(1, 1, keys, dim)
+    v = torch.zeros(1, 1, 1, 1).expand(1, 1, keys, value_dim or dim)
+    return judge(q, k, v, **spans)
+
+
+def test_default_groups_at_the_authors_length():
+    assert default_groups(75_600, 75_600) == (300, 995)  # they ran 300 and 1000
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 63, 97, 1025, 4096, 20_000, 150_000])
+def test_default_groups_are_never_more_than_the_tokens_and_grow_with_them(tokens):
+    cq, ck = default_groups(tokens, tokens)
+    more = default_groups(2 * tokens, 2 * tokens)
+    assert 1 <= cq <= tokens and 1 <= ck <= tokens
+    assert more[0] >= cq and more[1] >= ck
+
+
+def test_nothing_to_clamp_leaves_no_note():
+    sizes = resolve(Config(), call_of(75_600, 75_600))
+    assert sizes.notes == ()
+    assert (sizes.key_rank, sizes.query_rank, sizes.repair_rank, sizes.probes) == (48, 64, 16, 64)
+    assert (sizes.query_groups, sizes.kv_groups, sizes.metric_rows) == (300, 995, 2048)
+
+
+def test_every_clamp_leaves_a_note():
+    config = Config(query_groups=900, kv_groups=900, key_rank=48, query_rank=64, repair_rank=16)
+    sizes = resolve(config, call_of(100, 90, dim=24, value_dim=8, exact_queries=(0, 10), pinned_keys=(0, 20)))
+    assert (sizes.query_groups, sizes.kv_groups) == (90, 70)
+    assert (sizes.key_rank, sizes.query_rank, sizes.repair_rank) == (24, 24, 8)
+    assert sizes.probes == 11  # half of 22 rows' worth of pairs
+    for name in ("query_groups=900", "kv_groups=900", "key_rank=48", "query_rank=64", "repair_rank=16",
+                 "probes=64"):  # fmt: skip
+        assert any(note.startswith(f"{name} clamped to") for note in sizes.notes), name
+
+
+def test_calls_that_repair_nothing_take_no_probes():
+    call = call_of(5000, 5000)
+    assert resolve(Config(repair="none"), call).probes == 0
+    assert resolve(Config(density=1), call).probes == 0
+    assert resolve(Config(probes=0), call).probes == 0
+    assert resolve(Config(density=0.5), call).probes == 64

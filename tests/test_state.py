@@ -1,0 +1,135 @@
+"""What is carried between calls: warm and cold runs, resets, and shape changes that start cold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import normal, qkv, small
+
+from residua import State, attention
+
+
+def run(state, *tensors, **more):
+    config = more.pop("config", small())
+    return attention(*tensors, config, state, return_receipt=True, **more)
+
+
+def test_the_second_call_is_warm():
+    state, tensors = State(), qkv()
+    assert not state.warm
+    first, cold = run(state, *tensors)
+    assert state.warm and not cold.warm
+    second, warm = run(state, *tensors)
+    assert warm.warm
+    assert torch.equal(first, attention(*tensors, small()))  # a state does not change a cold call
+    assert second.isfinite().all()
+
+
+def test_reset_means_cold_and_bit_identical():
+    state, tensors = State(), qkv()
+    first, _ = run(state, *tensors)
+    run(state, *tensors)
+    state.reset()
+    assert not state.warm
+    again, receipt = run(state, *tensors)
+    assert not receipt.warm and torch.equal(first, again)
+
+
+def test_warm_runs_repeat_exactly():
+    outs = []
+    for _ in range(3):
+        state = State()
+        for step in range(4):
+            q, k, v = qkv(seed=1)
+            out, _ = run(state, q + 0.1 * step, k, v)
+        outs.append(out)
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize(
+    "changed, config",
+    [
+        (qkv(queries=301), {}),
+        (qkv(keys=299), {}),
+        (qkv(heads=4), {}),
+        (qkv(batch=2), {}),
+        (qkv(dim=12), {}),
+        (qkv(dtype=torch.bfloat16), {}),
+        (qkv(heads=2, kv_heads=1), {}),
+        (qkv(), {"query_groups": 9}),
+        (qkv(), {"kv_groups": 9}),
+        (qkv(), {"partition": "semantic"}),
+    ],
+)
+def test_a_change_of_shape_or_grouping_starts_cold(changed, config):
+    state = State()
+    run(state, *qkv())
+    out, receipt = run(state, *changed, config=small(**config))
+    assert not receipt.warm
+    assert torch.equal(out, attention(*changed, small(**config)))
+    assert run(state, *changed, config=small(**config))[1].warm  # and carries on from there
+
+
+def test_a_change_of_text_tokens_starts_cold():
+    state, tensors = State(), qkv()
+    run(state, *tensors)
+    assert not run(state, *tensors, pinned_keys=(0, 9))[1].warm
+    assert run(state, *tensors, pinned_keys=(0, 9))[1].warm
+    assert not run(state, *tensors, pinned_keys=(0, 9), exact_queries=(0, 9))[1].warm
+
+
+def test_settings_that_do_not_concern_the_groups_stay_warm():
+    state, tensors = State(), qkv()
+    run(state, *tensors)
+    for change in ({"density": 0.5}, {"repair": "none"}, {"probes": 4}, {"score": "centroid"}):
+        assert run(state, *tensors, config=small(**change))[1].warm
+
+
+def test_warm_starts_follow_a_drifting_call():
+    """Two warm steps on a call that moved a little find groups about as good as twenty-five cold ones."""
+    q, k, v = qkv(queries=600, dim=16)
+    moved = [t + 0.05 * normal(*t.shape, seed=50) for t in (q, k, v)]
+    dense = torch.nn.functional.scaled_dot_product_attention(*moved)
+    config = small(kmeans_cold=25, repair="none")
+    state = State()
+    run(state, q, k, v, config=config)
+    warm, receipt = run(state, *moved, config=config)
+    cold = attention(*moved, config)
+    assert receipt.warm
+    assert (warm - dense).norm() < 1.1 * (cold - dense).norm()
+
+
+def test_a_call_with_nan_does_not_spoil_the_state():
+    state, (q, k, v) = State(), qkv()
+    bad = q.clone()
+    bad[0, 0, 5] = torch.nan
+    run(state, bad, k, v)
+    out, receipt = run(state, q, k, v)
+    assert receipt.warm and out.isfinite().all()
+
+
+def test_states_are_independent():
+    first, second = State(), State()
+    a, b = qkv(seed=1), qkv(seed=2)
+    run(first, *a)
+    run(second, *b)
+    mixed = run(first, *a)[0]
+    alone = State()
+    run(alone, *a)
+    assert torch.equal(mixed, run(alone, *a)[0])
+
+
+def test_a_state_from_inference_mode_works_outside():
+    state, tensors = State(), qkv()
+    with torch.inference_mode():
+        run(state, *tensors)
+    out, receipt = run(state, *tensors)
+    assert receipt.warm and out.isfinite().all()
+
+
+def test_it_keeps_centroids_and_nothing_of_the_tokens():
+    state, (q, k, v) = State(), qkv(dtype=torch.bfloat16)
+    run(state, q, k, v)
+    kept = [t for part in vars(state).values() if isinstance(part, tuple) for t in part if torch.is_tensor(t)]
+    assert sorted(tuple(t.shape) for t in kept) == [(1, 2, 8, 16), (1, 2, 16, 16)]
+    assert all(t.dtype == torch.bfloat16 for t in kept)

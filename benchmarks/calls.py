@@ -70,10 +70,10 @@ def main() -> None:
             for repair, pair in errors(judge(q, k, v), dense, config).items():
                 for source in ("all", file.name.split("_")[0]):
                     found.setdefault(f"{source}: {partition} / {repair}", []).append(pair)
-    summary = {
-        name: {"mean": statistics.mean(p[0] for p in pairs), "p99": statistics.mean(p[1] for p in pairs), "calls": len(pairs)}
-        for name, pairs in sorted(found.items())
-    }  # fmt: skip
+    summary = {}
+    for name, pairs in sorted(found.items()):
+        mean, p99 = (statistics.mean(column) for column in zip(*pairs, strict=True))
+        summary[name] = {"mean": mean, "p99": p99, "calls": len(pairs)}
     for name, row in summary.items():
         print(f"{name:40s} mean {row['mean']:.4f}  p99 {row['p99']:.4f}  ({row['calls']} calls)")
     if args.json:

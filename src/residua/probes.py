@@ -18,6 +18,7 @@ def select(
     count: int,
     policy: str = "stratified",
     generator: torch.Generator | None = None,
+    backend: Backend | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Chooses `count` distinct rows per head, at most all. Where fewer rows than that have a group, the rest
     is filled with rows of weight 0.
@@ -31,7 +32,7 @@ def select(
     """
     count = min(count, labels.shape[-1])
     if policy == "stratified":
-        rank = _radial_rank(coordinates, labels, groups)
+        rank = _radial_rank(coordinates, labels, groups, backend or Backend())
         turn = torch.where(labels >= 0, rank * groups + labels, torch.iinfo(torch.long).max)
         rows = turn.topk(count, dim=-1, largest=False, sorted=True).indices
     elif policy == "uniform":
@@ -61,17 +62,18 @@ def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
 def take_probes(call: Call, grouping: Grouping, count: int, policy: str, backend: Backend) -> Probes:
     """Selects the probes among the free query rows and evaluates them against every key."""
     labels = call.free_queries.take(grouping.query.labels, 2)
-    rows, weights = select(grouping.coordinates, labels, grouping.query.groups, count, policy)
+    groups = grouping.query.groups
+    rows, weights = select(grouping.coordinates, labels, groups, count, policy, backend=backend)
     rows = call.free_queries.index(call.q.device)[rows]
     exact = backend.attend_rows(backend.gather_rows(call.q, rows), call.k, call.v, call.key_mask, call.scale)
     return Probes(rows, weights, exact)
 
 
-def _radial_rank(coordinates: Tensor, labels: Tensor, groups: int) -> Tensor:
+def _radial_rank(coordinates: Tensor, labels: Tensor, groups: int, backend: Backend) -> Tensor:
     """Position of every row in its group's order of distance to the group's mean.  # [B, H, N]"""
     counts = count_labels(labels, groups)
     means = group_sums(coordinates, labels, counts) / counts.clamp(min=1)[..., None]
-    own = torch.take_along_dim(means, labels.clamp(min=0)[..., None], dim=-2)
+    own = backend.gather_rows(means, labels.clamp(min=0))  # [B, H, N, R]
     distance = (coordinates - own).norm(dim=-1)  # [B, H, N]
 
     bins = torch.where(labels < 0, groups, labels)

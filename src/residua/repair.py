@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .execution.backend import Backend
+from .subspace import leading_basis
 from .types import Probes
 
 FEATURE_EPS = 1e-6  # inside the root of the feature scale
@@ -91,6 +92,10 @@ def _leading_directions(residual: Tensor, rank: int) -> Tensor:
     that carry nothing are zero.  # [..., Dv, min(rank, M)]"""
     rows, dim = residual.shape[-2:]
     rank = min(rank, rows, dim)
+    if (
+        residual.device.type != "cpu"
+    ):  # an eigensolver would make the GPU wait; any basis of the space will do
+        return leading_basis(residual.mT @ residual, rank)
     gram = residual.mT @ residual if dim <= rows else residual @ residual.mT
     size = gram.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(gram.dtype).tiny)
     energy, vectors = torch.linalg.eigh(gram / size)  # ascending

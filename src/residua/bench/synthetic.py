@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention import attention
-from .config import Config
-from .metrics import row_errors
-from .state import State
-from .synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
+from ..attention import attention
+from ..config import Config
+from ..metrics import row_errors
+from ..state import State
+from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 
 WARM_STEP = 0.05  # how far the second call drifts from the first, as from one denoising step to the next
 

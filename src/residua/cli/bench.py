@@ -88,6 +88,33 @@ def sweep(
         console.print(f"wrote {files[0]} and {files[1]}")
 
 
+@bench.command(epilog="Example:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json")
+def gpu(
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 75600,
+    heads: Heads = 24,
+    head_dim: HeadDim = 128,
+    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    dtype: Dtype = "bf16",
+    repeats: Repeats = 10,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+    force: Force = False,
+) -> None:
+    """Measure every backend on an NVIDIA GPU against the dense kernels there; send us the JSON."""
+    from ..bench import gpu as measuring
+
+    with readable_errors():
+        if json_path is not None:
+            writable(json_path, force)
+        device = measuring.require_gpu()
+        task = measuring.GpuTask(tokens, heads, head_dim, dtype, density, repeats=repeats)
+        with console.status("measuring ...") as status:
+            report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
+        for table in measuring.tables(report):
+            console.print(table)
+        if json_path is not None:
+            write_json(json_path, report)
+
+
 def _numbers(text: str, kind: type, name: str) -> list:
     try:
         return [kind(part) for part in text.split(",") if part.strip()]

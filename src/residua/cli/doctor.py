@@ -3,24 +3,54 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from .. import doctor as doctoring
-from .app import app, console
+from .app import app, console, readable_errors
 
 
-@app.command(epilog="Example:  residua doctor --json")
+@app.command(epilog="Examples:  residua doctor --json    residua doctor --compile-kernels")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    compile_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--compile-kernels", help="Compile every GPU kernel for every architecture, no GPU needed."
+        ),
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="With --compile-kernels: write the table here.")] = None,
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
+    if compile_kernels:
+        with readable_errors():
+            _compile_kernels(page)
+        return
     facts = doctoring.report()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
+    _print_report(facts)
+
+
+def _compile_kernels(page: Path | None) -> None:
+    from ..execution import compile_gate as gate
+
+    with console.status("compiling the GPU kernels ..."):
+        rows = gate.run_gate()
+    if page is not None:
+        page.write_text(gate.markdown(rows), encoding="utf-8")
+    elif console.is_terminal:
+        console.print(gate.table(rows))
+    console.print(gate.verdict(rows), markup=False)
+    if not gate.passed(rows):
+        raise typer.Exit(1)
+
+
+def _print_report(facts: dict[str, Any]) -> None:
     table = Table("package", "version", title="Versions")
     for name, version in facts["versions"].items():
         table.add_row(name, version or "[dim]not installed[/dim]")

@@ -7,11 +7,23 @@ from torch import Tensor
 
 from ..inputs import judge
 from ..types import ExtraKeys, Route
-from . import native, portable, reference
+from . import flashinfer, native, portable, reference, triton
 from .backend import Backend, Demand, backends, register, select
 from .check import check_extra, check_route
 
-__all__ = ["Backend", "Demand", "backends", "native", "portable", "reference", "register", "run", "select"]
+__all__ = [
+    "Backend",
+    "Demand",
+    "backends",
+    "flashinfer",
+    "native",
+    "portable",
+    "reference",
+    "register",
+    "run",
+    "select",
+    "triton",
+]
 
 
 def run(

@@ -37,7 +37,10 @@ class Reference(Backend):
                 labels = route.query.labels[b, h]  # [Nq]
                 kept = _row_mask(labels, route.kv.labels[b, h // shares], route.cells[b, h])
                 logits = torch.where(kept, query @ keys.mT * scale, -torch.inf)  # [Nq, Nk]
+                seen = kept.any(1, keepdim=True)  # [Nq, 1]
                 if extra is not None:
+                    on = (extra.log_weight[b, h] > -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
+                    seen = seen | (on[labels.clamp(min=0)] & (labels >= 0)[:, None])
                     logits, values = _append_extra(logits, values, kept, labels, extra, query * scale, b, h)
                 if not logits.shape[1]:
                     continue
@@ -47,9 +50,9 @@ class Reference(Backend):
                 rows_out = (
                     _sum_kept(weights, values, kept, labels) if extra is None else _rowwise(weights, values)
                 )
-                empty = total == 0
-                out[b, h] = torch.where(empty, 0.0, rows_out / torch.where(empty, 1.0, total)).to(out.dtype)
-                lse[b, h] = torch.where(empty, -torch.inf, top + total.log())[:, 0].float()
+                # a row that sees keys and gives them no weight at all is NaN, as in dense attention
+                out[b, h] = torch.where(seen, rows_out / total, 0.0).to(out.dtype)
+                lse[b, h] = torch.where(seen, top + total.log(), -torch.inf)[:, 0].float()
         return out, lse
 
 

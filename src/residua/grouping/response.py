@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..execution.torch_primitives import project
+from ..subspace import leading_factor
 
 
 def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
@@ -43,6 +44,8 @@ def metric_factor(metric: Tensor, rank: int) -> Tensor:
 
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """
+    if metric.device.type != "cpu":
+        return leading_factor(metric, rank)  # an eigensolver would make the GPU wait
     # only the directions and ratios matter, so the largest entry is scaled to 1: no overflow in the solver
     metric = metric.double()
     metric = metric / metric.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(metric.dtype).tiny)

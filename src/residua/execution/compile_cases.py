@@ -1,0 +1,108 @@
+"""What the compile gate launches: every primitive of the Triton backend, at the sizes of real models.
+
+The tensors are on the `meta` device: they have shapes, strides and dtypes, and no memory. The launchers
+therefore choose the tiles and specialisations that they choose on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..types import ExtraKeys, Partition, Route
+from .triton import TritonBackend
+
+TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, EXTRA_KEYS, PROBES, RANK = 75600, 40, 300, 1000, 65, 64, 16
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SHORT = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Case:
+    label: str
+    launch: Callable[[TritonBackend], object]
+
+
+def cases() -> list[Case]:
+    """Head dims and dtypes that change the code; what only changes a loop count appears once."""
+    found = []
+    for dim, dtype, rank in ((64, BF16, 48), (128, BF16, 64), (128, FP32, 64), (256, FP16, 128)):
+        found.append(Case(f"D={dim} {SHORT[dtype]}, rank {rank}", partial(_project, dim, dtype, rank)))
+    for rank, masked in ((48, False), (64, True), (256, False)):
+        found.append(Case(f"rank {rank}{', masked' if masked else ''}", partial(_kmeans, rank, masked)))
+    for dim, dtype in ((96, BF16), (128, BF16), (256, FP32)):
+        found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_move, dim, dtype)))
+    for dim, dtype in ((64, BF16), (128, BF16), (128, FP32)):
+        found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_mass, dim, dtype)))
+        found.append(Case(f"D={dim} to {SHORT[dtype]}", partial(_repair, dim, dtype)))
+    for dtype, dims in ((BF16, (64, 96, 128, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
+        for dim in dims:
+            label = f"D={dim} {SHORT[dtype]}"
+            found.append(Case(label, partial(_attend, dim, dtype, False)))
+            found.append(Case(f"{label}, extra keys", partial(_attend, dim, dtype, True)))
+            found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
+    return found
+
+
+def empty(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def tokens(dim: int, dtype: torch.dtype) -> Tensor:
+    """[B, H, N, D] as a model gives it: a transposed view of [B, N, H, D]."""
+    return empty(1, TOKENS, HEADS, dim, dtype=dtype).transpose(1, 2)
+
+
+def partition(groups: int) -> Partition:
+    tokens_ = empty(1, HEADS, TOKENS, dtype=torch.long)
+    return Partition(tokens_, tokens_, empty(1, HEADS, groups + 1, dtype=torch.long))
+
+
+def route() -> Route:
+    cells = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS, dtype=torch.bool)
+    return Route(partition(QUERY_GROUPS), partition(KV_GROUPS), cells)
+
+
+def _project(dim: int, dtype: torch.dtype, rank: int, backend: TritonBackend) -> None:
+    backend.project(tokens(dim, dtype), empty(1, HEADS, dim, rank), True)
+
+
+def _kmeans(rank: int, masked: bool, backend: TritonBackend) -> None:
+    valid = empty(HEADS, TOKENS, dtype=torch.bool) if masked else None
+    backend.kmeans_step(empty(HEADS, TOKENS, rank), empty(HEADS, KV_GROUPS, rank), valid)
+
+
+def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    from .triton.permute import scatter_rows
+
+    order = partition(KV_GROUPS).order
+    backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
+    backend.gather_rows(tokens(dim, dtype), order)
+    scatter_rows(empty(1, HEADS, TOKENS, dim, dtype=dtype), order)
+
+
+def _mass(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    anchors = empty(1, HEADS, QUERY_GROUPS, dim)
+    backend.cell_mass(anchors, tokens(dim, dtype), partition(KV_GROUPS), 0.1)
+
+
+def _attend(dim: int, dtype: torch.dtype, with_extra: bool, backend: TritonBackend) -> None:
+    x = tokens(dim, dtype)
+    room = (1, HEADS, QUERY_GROUPS, EXTRA_KEYS)
+    extra = ExtraKeys(empty(*room, dim), empty(*room, dim), empty(*room)) if with_extra else None
+    backend.attend(x, x, x, route(), 0.1, extra, FP32)
+
+
+def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    x = tokens(dim, dtype)
+    mask = empty(1, TOKENS, dtype=torch.bool)
+    backend.attend_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, mask, 0.1)
+
+
+def _repair(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    left, right = empty(1, HEADS, dim, RANK), empty(1, HEADS, RANK, dim)
+    backend.add_affine(empty(1, HEADS, TOKENS, dim), left, right, empty(1, HEADS, dim), dtype)

@@ -1,0 +1,216 @@
+"""The CPU backend in C++: fused kernels for AVX-512, AVX2 and any other processor, chosen when it loads.
+
+The sources are in `native/`; the library is built with the package and loaded through a plain C interface.
+Work is cut into tasks that never depend on the number of threads, so results are bit-identical on repeats
+and across thread counts. Memory beyond the outputs is a few hundred KiB per thread.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError, PlanError
+from ..types import ExtraKeys, Partition, Route
+from . import native_abi as abi
+from .backend import Backend, register
+from .torch_primitives import RMS_FLOOR
+
+ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
+ROW_CHUNK = 2048  # keys of such a chunk, at least
+ROW_PARTS = 32  # row blocks x chunks that keep many cores busy
+MASS_KEYS = 2048  # keys of a task of `cell_mass`, about
+
+
+def isa() -> str | None:
+    """The instruction set in use, or None where the library is missing."""
+    lib = abi.library()
+    return None if lib.missing else abi.choose_isa(lib)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The kernels read any strides but one: elements of a row are neighbours."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def _float(x: Tensor) -> Tensor:
+    return x.float().contiguous()
+
+
+def _contiguous(partition: Partition) -> Partition:
+    """Its result must live in a variable for as long as the library reads it."""
+    order, offsets = partition.order.contiguous(), partition.offsets.contiguous()
+    if order.dtype != torch.long or offsets.dtype != torch.long:
+        raise PlanError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
+    return Partition(partition.labels, order, offsets)
+
+
+def _groups(partition: Partition) -> abi.Groups:
+    order, offsets = partition.order, partition.offsets
+    return abi.Groups(order.data_ptr(), offsets.data_ptr(), order.shape[-1], partition.groups)
+
+
+def _bytes(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.contiguous().view(torch.uint8)
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+@register
+class NativeBackend(Backend):
+    name: ClassVar[str] = "native"
+    summary: ClassVar[str] = "fused C++ kernels for the CPU"
+    priority: ClassVar[int] = 100
+    deterministic: ClassVar[bool] = True
+    devices: ClassVar[tuple[str, ...] | None] = ("cpu",)
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
+    head_dims: ClassVar[tuple[int, int]] = (8, 256)
+
+    def __init__(self, isa: str | None = None) -> None:
+        self._isa = isa
+
+    def unavailable(self) -> str | None:
+        lib = abi.library()
+        if lib.missing:
+            return lib.missing
+        try:
+            self._isa_number()
+        except BackendError as error:
+            return str(error)
+        return None
+
+    def _isa_number(self) -> int:
+        return abi.ISAS.index(abi.choose_isa(abi.library(), self._isa))
+
+    def _run(self, name: str, args: Structure) -> None:
+        abi.library().run(name, args, self._isa_number())
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        route: Route,
+        scale: float,
+        extra: ExtraKeys | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = _rows(q), _rows(k), _rows(v)
+        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype or q.dtype)
+        lse = torch.empty(q.shape[:-1])
+        query, kv, cells = _contiguous(route.query), _contiguous(route.kv), _bytes(route.cells)
+        keys = values = weight = None
+        if extra is not None and extra.log_weight.shape[-1]:
+            keys, values, weight = _float(extra.keys), _float(extra.values), _float(extra.log_weight)
+        args = abi.AttendArgs(
+            _shape(q, k, v), _groups(query), _groups(kv),
+            abi.View.of(q), abi.View.of(k), abi.View.of(v), abi.View.of(out),
+            lse.data_ptr(), _pointer(cells), _pointer(keys), _pointer(values), _pointer(weight),
+            0 if weight is None else weight.shape[-1], scale, abi.DTYPES[q.dtype], abi.DTYPES[out.dtype],
+        )  # fmt: skip
+        self._run("attend", args)
+        return out, lse
+
+    def attend_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float
+    ) -> Tensor:
+        if rows.dtype != k.dtype:
+            rows, k, v = rows.float(), k.float(), v.float()
+        rows, k, v, mask = _rows(rows), _rows(k), _rows(v), _bytes(key_mask)
+        batch, heads, count, _ = rows.shape
+        out = torch.empty(batch, heads, count, v.shape[-1])
+        block = max(1, min(count, ROW_BLOCK))
+        blocks = -(-count // block)
+        chunks = max(1, min(-(-k.shape[2] // ROW_CHUNK), ROW_PARTS // max(1, blocks)))
+        width = -(-v.shape[-1] // 16) * 16
+        partial = torch.empty(batch * heads * blocks * chunks, block * (width + 2))
+        args = abi.RowsArgs(
+            _shape(rows, k, v), abi.View.of(rows), abi.View.of(k), abi.View.of(v), abi.View.of(out),
+            _pointer(mask), partial.data_ptr(), block, chunks, scale, abi.DTYPES[rows.dtype], 0,
+        )  # fmt: skip
+        self._run("attend_rows", args)
+        return out
+
+    def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
+        anchors, k = _float(anchors), _rows(k)
+        batch, heads, count, _ = anchors.shape
+        kv_heads, keys = k.shape[1:3]
+        mass = torch.empty(batch, heads, count, kv.groups)
+        kv = _contiguous(kv)
+        # Anchors of the query heads that share a K/V head are one block: its keys are packed once for all.
+        shape = _shape(anchors, k, k)
+        shape.queries = heads // kv_heads * count
+        task_groups = max(1, MASS_KEYS * kv.groups // max(1, keys))
+        args = abi.MassArgs(
+            shape, _groups(kv), anchors.data_ptr(), abi.View.of(k), mass.data_ptr(), task_groups, scale,
+            abi.DTYPES[k.dtype],
+        )  # fmt: skip
+        self._run("cell_mass", args)
+        return mass
+
+    def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        x, centres, mask = _float(x), _float(centres), _bytes(valid)
+        heads, tokens, rank = x.shape
+        groups = centres.shape[1]
+        labels = torch.empty(heads, tokens, dtype=torch.long)
+        means = torch.empty_like(centres)
+        sizes = torch.empty(heads, groups, dtype=torch.long)
+        args = abi.KmeansArgs(
+            heads, tokens, rank, groups, x.data_ptr(), centres.data_ptr(), _pointer(mask),
+            labels.data_ptr(), means.data_ptr(), sizes.data_ptr(),
+        )  # fmt: skip
+        self._run("kmeans_step", args)
+        return labels, means, sizes
+
+    def group_means(self, x: Tensor, partition: Partition) -> Tensor:
+        x = _rows(x)
+        means = torch.empty(*x.shape[:2], partition.groups, x.shape[-1])
+        partition = _contiguous(partition)
+        args = abi.MeansArgs(
+            _shape(x, x, x), _groups(partition), abi.View.of(x), means.data_ptr(), abi.DTYPES[x.dtype], 0
+        )
+        self._run("group_means", args)
+        return means
+
+    def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
+        x, order = _rows(x), order.contiguous()
+        batch, heads, tokens, dim = x.shape
+        out = torch.empty(batch, heads, order.shape[-1], dim, dtype=x.dtype)
+        args = abi.GatherArgs(
+            batch, heads, tokens, order.shape[-1], dim * x.element_size(),
+            abi.View.of(x, x.element_size()), order.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        self._run("gather_rows", args)
+        return out
+
+    def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+        x, factor = _rows(x), _float(factor)
+        out = torch.empty(*x.shape[:3], factor.shape[-1])
+        args = abi.ProjectArgs(
+            _shape(x, x, x), abi.View.of(x), factor.data_ptr(), out.data_ptr(), factor.shape[-1],
+            RMS_FLOOR, int(normalise), abi.DTYPES[x.dtype], 0,
+        )  # fmt: skip
+        self._run("project", args)
+        return out
+
+    def add_affine(
+        self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        out = _rows(out.float())
+        left, right, bias = _float(left), _float(right), _float(bias)
+        result = out if dtype == torch.float32 else torch.empty(out.shape, dtype=dtype)
+        args = abi.AffineArgs(
+            _shape(out, out, out), abi.View.of(out), abi.View.of(result), left.data_ptr(), right.data_ptr(),
+            bias.data_ptr(), left.shape[-1], abi.DTYPES[dtype], 0,
+        )  # fmt: skip
+        self._run("add_affine", args)
+        return result
+
+
+def _shape(q: Tensor, k: Tensor, v: Tensor) -> abi.Shape:
+    return abi.Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])

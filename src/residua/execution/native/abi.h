@@ -1,0 +1,151 @@
+// The C interface: plain structs that `native.py` mirrors field by field, and the table of kernels that each
+// instruction set fills in. Nothing here depends on an instruction set.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace residua {
+
+constexpr int kAbiVersion = 1;
+
+enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
+
+// [B, H, N, D] with strides in elements; the last dimension is contiguous.
+struct View {
+  void* data;
+  int64_t batch, head, row;
+};
+
+// A Partition: order [B, H, tokens] and offsets [B, H, groups + 1], both contiguous.
+struct Groups {
+  const int64_t* order;
+  const int64_t* offsets;
+  int64_t tokens, groups;
+};
+
+struct Shape {
+  int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
+};
+
+struct AttendArgs {
+  Shape shape;
+  Groups query, kv;
+  View q, k, v, out;
+  float* lse;              // [B, H, Nq]
+  const uint8_t* cells;    // [B, H, Cq, Ck]
+  const float* extra_keys;  // [B, H, Cq, T, D]
+  const float* extra_values;  // [B, H, Cq, T, Dv]
+  const float* extra_weight;  // [B, H, Cq, T]
+  int64_t extra;           // T
+  float scale;
+  int32_t dtype, out_dtype;
+};
+
+// Exact attention of a few rows over all keys. Keys are cut into `chunks` parts whose results are merged in
+// order, so that the result does not depend on the number of threads.
+struct RowsArgs {
+  Shape shape;  // queries = M
+  View q, k, v, out;
+  const uint8_t* key_mask;  // [B, Nk] or null
+  float* partial;           // [B, H, row blocks, chunks, block rows * (padded Dv + 2)]
+  int64_t block_rows, chunks;
+  float scale;
+  int32_t dtype, pad;
+};
+
+struct MassArgs {
+  Shape shape;  // queries = anchors per K/V head (H / Hkv * Cq), value_dim unused
+  Groups kv;
+  const float* anchors;  // [B, Hkv, queries, D]
+  View k;
+  float* mass;  // [B, Hkv, queries, Ck]
+  int64_t task_groups;
+  float scale;
+  int32_t dtype;
+};
+
+struct KmeansArgs {
+  int64_t heads, tokens, rank, groups;
+  const float* x;          // [G, N, R]
+  const float* centres;    // [G, C, R]
+  const uint8_t* valid;    // [G, N] or null
+  int64_t* labels;         // [G, N]
+  float* means;            // [G, C, R]
+  int64_t* sizes;          // [G, C]
+};
+
+struct MeansArgs {
+  Shape shape;  // heads, queries = tokens, dim
+  Groups groups;
+  View x;
+  float* means;  // [B, H, C, D]
+  int32_t dtype, pad;
+};
+
+struct GatherArgs {
+  int64_t batch, heads, tokens, rows, row_bytes;
+  View x;  // strides in bytes
+  const int64_t* order;  // [B, H, rows]
+  char* out;             // [B, H, rows, row_bytes]
+};
+
+struct ProjectArgs {
+  Shape shape;  // heads, queries = tokens, dim
+  View x;
+  const float* factor;  // [B, H, D, R]
+  float* out;           // [B, H, N, R]
+  int64_t rank;
+  float rms_floor;
+  int32_t normalise, dtype, pad;
+};
+
+struct AffineArgs {
+  Shape shape;  // heads, queries = tokens, value_dim
+  View x, out;  // x is fp32
+  const float* left;   // [B, H, Dv, R]
+  const float* right;  // [B, H, R, Dv]
+  const float* bias;   // [B, H, Dv]
+  int64_t rank;
+  int32_t out_dtype, pad;
+};
+
+// Part of a query group: rows [begin, end) of the head's order.
+struct AttendTask {
+  int64_t batch, head, group, begin, end, cost;
+};
+
+constexpr int kTile = 64;     // keys per tile
+constexpr int kAlign = 64;    // bytes; also pads every scratch array
+constexpr int kLanesMax = 16;  // widest vector, in floats
+
+// Always inlined: these are shared by files that are compiled for different instruction sets.
+__attribute__((always_inline)) inline int64_t round_up(int64_t n, int64_t step) {
+  return (n + step - 1) / step * step;
+}
+__attribute__((always_inline)) inline int64_t padded(int64_t dim) { return round_up(dim, kLanesMax); }
+
+// One table per instruction set. A kernel runs one task with scratch memory of its own.
+struct Kernels {
+  const char* name;
+  size_t (*attend_scratch)(const Shape&, int64_t rows);
+  void (*attend)(const AttendArgs&, const AttendTask&, void* scratch);
+  void (*rows)(const RowsArgs&, int64_t task, void* scratch);
+  void (*rows_merge)(const RowsArgs&, int64_t task);
+  size_t (*mass_scratch)(const MassArgs&);
+  void (*mass)(const MassArgs&, int64_t task, void* scratch);
+  size_t (*assign_scratch)(const KmeansArgs&);
+  void (*assign)(const KmeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  void (*means)(const MeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*project_scratch)(const ProjectArgs&);
+  void (*project)(const ProjectArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*affine_scratch)(const AffineArgs&);
+  void (*affine)(const AffineArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+};
+
+const Kernels* kernels_avx512bf16();
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx2();
+const Kernels* kernels_portable();
+
+}  // namespace residua

@@ -1,0 +1,20 @@
+// Fills the table of kernels for the instruction set of the including file.
+#pragma once
+#include "attend.h"
+#include "kmeans.h"
+#include "linear.h"
+#include "mass.h"
+#include "means.h"
+#include "rows.h"
+
+namespace residua::RESIDUA_ISA {
+
+inline const Kernels* table(const char* name) {
+  static const Kernels kernels = {
+      name,         attend_scratch, attend_task,  rows_task,       rows_merge,   mass_scratch,   mass_task,
+      assign_scratch, assign_task,  means_task,   project_scratch, project_task, affine_scratch, affine_task,
+  };
+  return &kernels;
+}
+
+}  // namespace residua::RESIDUA_ISA

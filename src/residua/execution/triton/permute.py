@@ -1,0 +1,79 @@
+"""Rows into group-major order and back."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .shapes import cdiv, padded
+
+
+@triton.jit
+def permute_kernel(
+    X,  # [B, H, N, D] strided
+    ORDER,  # [B, H, M] int64
+    OUT,  # [B, H, M or N, D]
+    H,
+    M,
+    rows_out,
+    sb,
+    sh,
+    sn,
+    sd,
+    tiles,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BD: tl.constexpr,
+    SCATTER: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    head = (pid // tiles).to(tl.int64)
+    here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
+    dims = tl.arange(0, BD)
+    there = tl.load(ORDER + head * M + here, mask=here < M, other=0)
+    source = here if SCATTER else there
+    target = there if SCATTER else here
+    mask = (here < M)[:, None] & (dims < D)[None, :]
+    X += head // H * sb + head % H * sh
+    OUT += head * rows_out * D
+    x = tl.load(X + source[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
+    tl.store(OUT + target[:, None] * D + dims[None, :], x, mask=mask)
+
+
+def gather_rows(x: Tensor, order: Tensor) -> Tensor:
+    """out[m] = x[order[m]].  # [B, H, N, D], [B, H, M] -> contiguous [B, H, M, D]"""
+    batch, heads, _, dim = x.shape
+    out = torch.empty(batch, heads, order.shape[-1], dim, dtype=x.dtype, device=x.device)
+    return _launch(x, order, out, scatter=False)
+
+
+def scatter_rows(x: Tensor, order: Tensor) -> Tensor:
+    """out[order[n]] = x[n], the inverse of `gather_rows` for a permutation.  # [B, H, N, D] -> the same"""
+    return _launch(x, order, torch.empty(x.shape, dtype=x.dtype, device=x.device), scatter=True)
+
+
+def _launch(x: Tensor, order: Tensor, out: Tensor, scatter: bool) -> Tensor:
+    if out.numel() == 0:
+        return out
+    batch, heads, count = order.shape
+    rows = 32
+    tiles = cdiv(count, rows)
+    permute_kernel[(batch * heads * tiles,)](
+        x,
+        order.contiguous(),
+        out,
+        heads,
+        count,
+        out.shape[2],
+        *x.stride(),
+        tiles,
+        D=x.shape[-1],
+        BM=rows,
+        BD=padded(x.shape[-1]),
+        SCATTER=scatter,
+        num_warps=4,
+    )
+    return out

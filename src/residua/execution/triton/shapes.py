@@ -1,0 +1,42 @@
+"""Small questions that every launcher asks about sizes, dtypes and the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FALLBACK_PROCESSORS = 108  # without a device to ask (interpreter, compile gate): an A100
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a kernel cuts its work: tile sizes, warps, and stages of the load pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def cdiv(value: int, step: int) -> int:
+    return -(-value // step)
+
+
+def padded(dim: int) -> int:
+    """The power of two that a tile uses for `dim` columns; a tensor core wants at least 16."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def precision(dtype: torch.dtype, width: int) -> str:
+    """How `tl.dot` multiplies fp32: three TF32 products keep its accuracy, plain TF32 would not. Above 128
+    columns the split operands do not fit in the registers, and plain fp32 arithmetic is what is left."""
+    return "tf32x3" if dtype == torch.float32 and width <= 128 else "ieee"
+
+
+def processors(x: Tensor) -> int:
+    """Streaming multiprocessors of the device that holds x; a property, read without a synchronisation."""
+    if x.device.type != "cuda":
+        return FALLBACK_PROCESSORS
+    return int(torch.cuda.get_device_properties(x.device).multi_processor_count)

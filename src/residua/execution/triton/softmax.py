@@ -1,0 +1,23 @@
+"""The step of the online softmax that the attention kernels share."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fold(scores, v, top, total, acc, PRECISION: tl.constexpr):
+    """Adds one tile of keys. `scores` [BM, BN] are base-2 logits, -inf for keys that are not there.
+
+    `top` and `total` [BM] are the running maximum and sum, `acc` [BM, BD] the running weighted values.
+    """
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    # a tile of nothing but -inf must not turn into NaN through -inf - -inf
+    safe = tl.where(new_top == -float("inf"), 0.0, new_top)
+    p = tl.exp2(scores - safe[:, None])
+    fade = tl.exp2(top - safe)
+    total = total * fade + tl.sum(p, 1)
+    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+    return new_top, total, acc

@@ -1,0 +1,122 @@
+"""The native library as a whole: built where it can be, loaded with reasons, safe with threads and forks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from residua.errors import BackendError, PlanError
+from residua.execution import native, native_abi
+from residua.execution.backend import Demand
+from residua.execution.native import NativeBackend
+from residua.types import Partition, Route
+
+MISSING = native_abi.library().missing
+needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+SCALE = 0.2
+
+
+def make(tokens: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Route]:
+    g = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 2, tokens, dim, generator=g) for _ in range(3))
+    query, kv = (
+        Partition.from_labels(torch.randint(0, groups, (1, 2, tokens), generator=g), groups)
+        for groups in (5, 9)
+    )
+    return q, k, v, Route(query, kv, torch.rand(1, 2, 5, 9, generator=g) < 0.5)
+
+
+def test_library_is_built_where_a_compiler_exists():
+    if MISSING is None:
+        return
+    compilers = [name for name in ("c++", "g++", "clang++") if shutil.which(name)]
+    if sys.platform == "linux" and compilers:
+        pytest.fail(f"{MISSING}, although this machine has {', '.join(compilers)}")
+    pytest.skip(MISSING)
+
+
+@needs_library
+def test_two_python_threads_may_call_at_once():
+    cases = [make(700, 64, seed) for seed in range(2)]
+    backend = NativeBackend()
+    alone = [backend.attend(*case, SCALE)[0] for case in cases]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda i: backend.attend(*cases[i % 2], SCALE)[0], range(12)))
+    assert all(torch.equal(out, alone[i % 2]) for i, out in enumerate(found))
+
+
+@needs_library
+def test_a_partition_that_points_outside_is_refused():
+    q, k, v, route = make(60, 16)
+    route.kv.order[0, 0, 7] = 60
+    with pytest.raises(PlanError, match="from_labels"):
+        NativeBackend().attend(q, k, v, route, SCALE)
+
+
+@needs_library
+def test_reasons_name_what_it_takes():
+    demand = Demand(torch.device("cpu"), torch.float64, 300, 64)
+    reasons = NativeBackend().reasons(demand)
+    assert len(reasons) == 2 and "float64" in reasons[0] and "8..256" in reasons[1]
+    assert native.isa() in native_abi.ISAS
+
+
+@needs_library
+def test_the_environment_chooses_the_instruction_set(monkeypatch):
+    monkeypatch.setenv(native_abi.ISA_VARIABLE, "portable")
+    assert native.isa() == "portable"
+    monkeypatch.setenv(native_abi.ISA_VARIABLE, "avx9000")
+    assert "avx9000" in str(NativeBackend().unavailable())
+    with pytest.raises(BackendError, match="avx9000"):
+        native.isa()
+    assert "avx7" in str(NativeBackend("avx7").unavailable())
+
+
+@needs_library
+def test_works_in_a_forked_child():
+    code = (
+        "import os, torch\n"
+        "from residua.execution.native import NativeBackend\n"
+        "x = torch.ones(1, 1, 3000, 8); f = torch.ones(1, 1, 8, 2)\n"
+        "NativeBackend().project(x, f, False)\n"
+        "pid = os.fork()\n"
+        "ok = bool((NativeBackend().project(x, f, False) == 8).all())\n"
+        "os._exit(0 if ok else 1) if pid == 0 else exit(os.waitpid(pid, 0)[1])\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_missing_library_says_why(tmp_path: Path):
+    assert "was not built: reinstall" in str(native_abi.Library(tmp_path).missing)
+    (tmp_path / "_native.txt").write_text("CompileError: no g++\n")
+    library = native_abi.Library(tmp_path)
+    assert library.missing == "the native library was not built: CompileError: no g++"
+    assert library.isas == ()
+    with pytest.raises(BackendError, match="no g"):
+        library.run("attend", native_abi.AttendArgs(), 0)
+
+
+def test_a_broken_library_says_so(tmp_path: Path):
+    (tmp_path / "_native.so").write_bytes(b"not a library")
+    assert "does not load" in str(native_abi.Library(tmp_path).missing)
+
+
+@needs_library
+def test_memory_does_not_grow():
+    resource = pytest.importorskip("resource")
+    q, k, v, route = make(400, 64)
+    backend = NativeBackend()
+    for _ in range(20):
+        backend.attend(q, k, v, route, SCALE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(200):
+        backend.attend(q, k, v, route, SCALE)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 8 << 10, f"{grown} KiB after 200 calls"

@@ -1,0 +1,187 @@
+"""The compile gate, and what launching on tensors without memory proves: nothing is read back to the host."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from contextlib import contextmanager, nullcontext
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import residua
+import residua.execution.triton as package
+from residua.errors import BackendError
+from residua.execution import compile_gate as gate
+from residua.execution.compile_cases import Case, cases, empty, route, tokens
+from residua.execution.triton import TritonBackend
+from residua.execution.triton.shapes import Tiles
+
+# operations that wait for the device on CUDA: each reads a value to the host
+WAITS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "_unique2",
+    "unique_dim",
+    "bincount",
+    "equal",
+    "is_nonzero",
+}
+
+
+@contextmanager
+def launches():
+    """Records the kernels that are launched, and launches none of them."""
+    from triton.runtime.jit import JITFunction
+
+    seen = []
+    with mock.patch.object(
+        JITFunction, "run", lambda self, *a, grid, warmup, **k: seen.append((self.fn.__name__, grid))
+    ):
+        yield seen
+
+
+def kernels():
+    """Every kernel of the package, by name."""
+    from triton.runtime.jit import JITFunction
+
+    found = set()
+    for module in pkgutil.iter_modules(package.__path__):
+        members = vars(importlib.import_module(f"{package.__name__}.{module.name}"))
+        found |= {
+            name
+            for name, value in members.items()
+            if isinstance(value, JITFunction) and name.endswith("_kernel")
+        }
+    return found
+
+
+def test_every_kernel_is_in_the_gate():
+    with launches() as seen:
+        for case in cases():
+            case.launch(TritonBackend())
+    assert {name for name, _ in seen} == kernels()
+    assert len(kernels()) >= 10
+    assert all(0 < grid[0] < 2**31 for _, grid in seen)
+
+
+@pytest.mark.parametrize("arch", [80, 100])
+def test_attention_passes_the_gate(arch):
+    (case,) = [c for c in cases() if c.label == "D=128 bf16, extra keys"]
+    rows = list(gate.compile_case(case, arch).values())
+    assert {row.kernel for row in rows} == {"attend", "permute", "runs"}
+    assert [row.problems for row in rows] == [[], [], []]
+    attend = next(row for row in rows if row.kernel == "attend")
+    assert attend.registers > 64
+    assert attend.instruction == ("mma.sync" if arch == 80 else "tcgen05.mma")
+
+
+@pytest.mark.parametrize(
+    ("arch", "tiles", "problem"),
+    [
+        (80, Tiles(128, 64, 4, 3), "spills"),
+        (89, Tiles(128, 128, 8, 4), "bytes of shared memory, the limit is 101376"),
+    ],
+)
+def test_the_gate_tells_good_tiles_from_bad_ones(monkeypatch, arch, tiles, problem):
+    monkeypatch.setattr(f"{package.__name__}.attend.tiles_for", lambda *_: tiles)
+    (case,) = [c for c in cases() if c.label == "D=128 bf16" and c.launch.func.__name__ == "_attend"]
+    rows = gate.compile_case(case, arch).values()
+    assert not gate.passed(list(rows))
+    assert any(problem in text for row in rows if row.kernel == "attend" for text in row.problems)
+    assert problem in gate.verdict(list(rows))
+
+
+def test_a_kernel_that_does_not_compile_is_a_failure():
+    def broken(backend):
+        raise RuntimeError("PassManager::run failed")
+
+    rows = list(gate.compile_case(Case("broken", broken), 90).values())
+    assert not gate.passed(rows)
+    assert "does not compile: PassManager::run failed" in gate.verdict(rows)
+
+
+def test_the_report():
+    good = gate.Compiled("attend", "D=64 bf16", 90, 120, 0, 65536, 8, "wgmma")
+    bad = gate.Compiled("attend", "D=64 bf16", 80, 255, 40, 65536, 8, "none")
+    assert gate.passed([good])
+    assert bad.problems == ["spills 40 bytes", "the compiler dropped its products"]
+    page = gate.markdown([good, bad])
+    failure = "FAIL: spills 40 bytes; the compiler dropped its products"
+    assert f"| attend | D=64 bf16 | {failure} | 120 regs, 64.0 KiB, wgmma |" in page
+    assert gate.table([good, bad]).row_count == 1
+
+
+def test_the_gate_refuses_what_it_cannot_judge(monkeypatch):
+    with pytest.raises(BackendError, match="sm_70 is not known"):
+        gate.run_gate([70])
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(BackendError, match="replaces the compiler: unset it"):
+        gate.run_gate()
+
+
+def test_the_plan_is_small_at_75600_tokens_and_40_heads():
+    from residua.execution.triton.plan import plan_attention
+
+    with launches():
+        plan = plan_attention(route(), 128, 64)
+    assert plan.runs.device.type == "meta"
+    assert plan.bytes < 64 << 20
+
+
+class Operations(TorchDispatchMode):
+    """The names of the operations that torch runs, and those that bring data from the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.from_host = set(), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        self.names.add(name)
+        host = any(isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.numel() > 1 for x in args)
+        if host and isinstance(result, torch.Tensor) and result.device.type == "meta":
+            self.from_host.add(name)
+        return result
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_warm_call_never_leaves_the_device(text):
+    """Tensors without memory have no values: whatever reads one on the host fails. What is left are the waits
+    inside torch's own functions, and these are known."""
+    attention = importlib.import_module("residua.attention")
+    q, state = tokens(128, torch.bfloat16), residua.State()
+    span = (75000, 75600)
+    options = (
+        {"pinned_keys": span, "exact_queries": span, "key_mask": empty(1, 75600, dtype=torch.bool)}
+        if text
+        else {}
+    )
+    # autocast does not know the meta device, and is off inside a call anyway
+    with (
+        launches() as seen,
+        mock.patch.object(attention, "select", lambda *_: TritonBackend()),
+        mock.patch.object(torch, "autocast", lambda *_, **__: nullcontext()),
+    ):
+        residua.attention(q, q, q, residua.Config(), state, **options)
+        seen.clear()
+        with Operations() as operations:
+            out = residua.attention(q, q, q, residua.Config(), state, **options)
+    assert out.shape == q.shape
+    assert state.warm
+    assert {"project_kernel", "assign_kernel", "segment_mean_kernel", "mass_kernel"} <= {
+        name for name, _ in seen
+    }
+    assert {"runs_kernel", "attend_kernel", "rows_kernel", "merge_kernel", "affine_kernel"} <= {
+        name for name, _ in seen
+    }
+    assert not operations.names & WAITS
+    # eigensolvers look at their error codes
+    assert not {name for name in operations.names if "eigh" in name or "svd" in name}
+    assert not operations.from_host

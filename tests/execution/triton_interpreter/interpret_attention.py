@@ -1,0 +1,217 @@
+"""Sparse attention, probe rows and the repair in the interpreter, against fp64 on the same route."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import assert_near, attention_truth, dense_mask, generator, ragged, random, random_route
+
+from residua.execution.backend import Demand
+from residua.execution.triton import TritonBackend
+from residua.execution.triton.plan import plan_attention
+from residua.execution.triton.rows import split_keys
+from residua.execution.triton.shapes import FALLBACK_PROCESSORS
+from residua.types import ExtraKeys, Partition, Route
+
+BACKEND = TritonBackend()
+
+
+def check(q, k, v, route, extra=None):
+    scale = q.shape[-1] ** -0.5
+    wanted, wanted_lse = attention_truth(q, k, v, dense_mask(route), scale, route, extra)
+    out, lse = BACKEND.attend(q, k, v, route, scale, extra, torch.float32)
+    assert_near(out, wanted, q.dtype)
+    assert_near(lse, wanted_lse, q.dtype)
+    return out, lse
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "queries", "keys", "dim", "value_dim"),
+    [
+        (2, 2, 130, 97, 64, 64),
+        (2, 1, 97, 150, 96, 96),
+        (1, 1, 63, 110, 128, 128),
+        (1, 1, 40, 61, 256, 256),
+        (1, 1, 33, 70, 20, 48),
+    ],
+)
+def test_attention(dtype, heads, kv_heads, queries, keys, dim, value_dim):
+    q = random(2, heads, queries, dim, dtype=dtype)
+    k, v = (random(2, kv_heads, keys, d, dtype=dtype, seed=s) for d, s in ((dim, 1), (value_dim, 2)))
+    route = random_route(
+        ragged(2, heads, queries, 5, loose=True), ragged(2, kv_heads, keys, 9, loose=True, seed=5), 0.4
+    )
+    out, lse = check(q, k, v, route)
+    nothing = ~dense_mask(route).any(-1)
+    assert nothing.any()
+    assert torch.equal(out[nothing], torch.zeros_like(out[nothing]))
+    assert torch.isneginf(lse[nothing]).all()
+    again, lse_again = BACKEND.attend(q, k, v, route, dim**-0.5, None, torch.float32)
+    assert torch.equal(out, again)
+    assert torch.equal(lse, lse_again)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("extra_dtype", [torch.float32, torch.float16])
+def test_extra_keys(dtype, extra_dtype):
+    heads, queries, keys, dim, groups, extras = 2, 70, 90, 64, 4, 19
+    q, k, v = (
+        random(1, n, t, dim, dtype=dtype, seed=i)
+        for i, (n, t) in enumerate([(heads, queries), (1, keys), (1, keys)])
+    )
+    route = random_route(ragged(1, heads, queries, groups, loose=True), ragged(1, 1, keys, 7), 0.3)
+    weight = random(1, heads, groups, extras, seed=5)
+    weight[..., 3] = -torch.inf
+    extra = ExtraKeys(
+        random(1, heads, groups, extras, dim, dtype=extra_dtype, seed=3),
+        random(1, heads, groups, extras, dim, dtype=extra_dtype, seed=4),
+        weight,
+    )
+    check(q, k, v, route, extra)
+    # a key that is switched off may hold anything
+    extra.keys[..., 3, :], extra.values[..., 3, :] = torch.nan, torch.inf
+    assert torch.isfinite(BACKEND.attend(q, k, v, route, dim**-0.5, extra)[0]).all()
+
+
+def test_keys_of_16_bits_lose_nothing_beside_large_log_weights():
+    """The weight cancels the product: what the cast of the key drops must not remain in the exponent."""
+    q = random(1, 1, 16, 64, dtype=torch.float16) + 3
+    k = v = random(1, 1, 5, 64, dtype=torch.float16)
+    one = Partition.from_labels(torch.zeros(1, 1, 16, dtype=torch.long), 1)
+    route = Route(
+        one,
+        Partition.from_labels(torch.zeros(1, 1, 5, dtype=torch.long), 1),
+        torch.ones(1, 1, 1, 1, dtype=torch.bool),
+    )
+    keys = random(1, 1, 1, 3, 64, seed=7) * 3 + 5
+    anchor = q.float().mean(2)  # [1, 1, D]
+    extra = ExtraKeys(
+        keys, random(1, 1, 1, 3, 64, seed=8), -(keys @ anchor[..., None, :, None])[..., 0] * 64**-0.5
+    )
+    wanted, _ = attention_truth(q, k, v, dense_mask(route), 64**-0.5, route, extra)
+    out, _ = BACKEND.attend(q, k, v, route, 64**-0.5, extra, torch.float32)
+    rough = ExtraKeys(keys.half(), extra.values, extra.log_weight)
+    careless, _ = BACKEND.attend(q, k, v, route, 64**-0.5, rough, torch.float32)
+    assert (out - wanted).abs().max() < 0.25 * (careless - wanted).abs().max()
+
+
+def test_nothing_kept_everything_kept_and_one_huge_group():
+    q, k, v = random(1, 1, 150, 32), random(1, 1, 140, 32, seed=1), random(1, 1, 140, 32, seed=2)
+    huge = Partition.from_labels(torch.where(torch.arange(150) == 77, 1, 0)[None, None], 3)
+    kv = Partition.from_labels(torch.where(torch.arange(140) == 5, 2, 0)[None, None], 3)
+    for fill in (True, False):
+        check(q, k, v, Route(huge, kv, torch.full((1, 1, 3, 3), fill)))
+    only_first = torch.zeros(1, 1, 3, 3, dtype=torch.bool)
+    only_first[..., 0] = True
+    out, _ = check(q, k, v, Route(huge, kv, only_first))
+    dense, _ = attention_truth(q, k, v, torch.ones(1, 1, 150, 140, dtype=torch.bool), 32**-0.5)
+    assert (out - dense).abs().max() > 1e-3
+
+
+def test_strided_views_equal_contiguous_ones():
+    packed = random(1, 60, 3, 2, 48, dtype=torch.float16)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    route = random_route(ragged(1, 2, 60, 3), ragged(1, 2, 60, 5, seed=3), 0.5)
+    out, lse = BACKEND.attend(q, k, v, route, 0.1)
+    assert out.dtype == torch.float16
+    for got, wanted in zip(
+        (out, lse), BACKEND.attend(q.contiguous(), k.contiguous(), v.contiguous(), route, 0.1), strict=True
+    ):
+        assert torch.equal(got, wanted)
+
+
+def test_large_logits_stay_finite_and_nan_reaches_only_the_rows_that_see_it():
+    q, k, v = random(1, 1, 40, 16) * 100, random(1, 1, 50, 16, seed=1) * 100, random(1, 1, 50, 16, seed=2)
+    route = random_route(ragged(1, 1, 40, 4), ragged(1, 1, 50, 5, seed=2), 0.5)
+    check(q, k, v, route)
+    clean, _ = BACKEND.attend(q, k, v, route, 0.25)
+    sees = dense_mask(route)[0, 0, :, 9]
+    v[:, :, 9] = k[:, :, 9] = torch.nan
+    out, _ = BACKEND.attend(q, k, v, route, 0.25)
+    assert out[0, 0, sees].isnan().all()
+    assert torch.equal(out[0, 0, ~sees], clean[0, 0, ~sees])
+
+
+def test_the_plan_lists_the_merged_runs():
+    kv = Partition.from_labels(
+        torch.arange(600).div(2, rounding_mode="floor")[None, None], 300
+    )  # 2 keys each
+    query = ragged(1, 2, 90, 4, loose=True)
+    cells = torch.rand(1, 2, 4, 300, generator=generator(3)) < 0.6
+    cells[0, 0, 1], cells[0, 0, 2] = True, torch.arange(300) % 2 == 0  # one run; as many runs as can be
+    plan = plan_attention(Route(query, kv, cells), 16, 8)
+    for h in range(2):
+        for a in range(4):
+            kept = cells[0, h, a].repeat_interleave(2).int()
+            edges = torch.nn.functional.pad(kept, (1, 1)).diff()
+            starts, stops = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
+            assert torch.equal(plan.runs[0, h, a, : len(starts), 0].long(), starts)
+            assert torch.equal(plan.runs[0, h, a, : len(stops), 1].long(), stops)
+            assert plan.key_tiles[0, h, a] == ((stops - starts + 7) // 8).sum()
+        covered = torch.zeros(90, dtype=torch.long)
+        for group, start, stop in zip(
+            plan.tile_group[0, h], plan.tile_start[0, h], plan.tile_stop[0, h], strict=True
+        ):
+            covered[start:stop] += 1
+            if start < stop and group < 4:
+                assert query.offsets[0, h, group] <= start
+                assert stop <= query.offsets[0, h, group + 1]
+        assert torch.equal(covered, torch.ones_like(covered))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "keys", "dim", "masked"), [(5, 1, 64, False), (19, 530, 96, True), (35, 150, 256, False)]
+)
+def test_probe_rows(dtype, rows, keys, dim, masked):
+    q = random(2, 2, rows, dim, dtype=dtype)
+    assert dim == 64 or split_keys(4, keys, 32, FALLBACK_PROCESSORS)[0] > 1  # there is something to merge
+    k, v = (random(2, keys, 1, dim, dtype=dtype, seed=s).transpose(1, 2) for s in (1, 2))
+    key_mask = torch.rand(2, keys, generator=generator(4)) < 0.7 if masked else None
+    mask = torch.ones(2, 1, 1, keys, dtype=torch.bool) if key_mask is None else key_mask[:, None, None]
+    wanted, _ = attention_truth(q, k, v, mask.expand(2, 2, rows, keys), dim**-0.5)
+    got = BACKEND.attend_rows(q, k, v, key_mask, dim**-0.5)
+    assert got.dtype == torch.float32
+    assert_near(got, wanted, dtype)
+    assert torch.equal(got, BACKEND.attend_rows(q, k, v, key_mask, dim**-0.5))
+
+
+def test_rows_without_keys_are_zero():
+    q = random(1, 1, 3, 16)
+    assert torch.equal(BACKEND.attend_rows(q, q[:, :, :0], q[:, :, :0], None, 1.0), torch.zeros(1, 1, 3, 16))
+    got = BACKEND.attend_rows(q, q, q, torch.zeros(1, 3, dtype=torch.bool), 1.0)
+    assert torch.equal(got, torch.zeros_like(got))
+
+
+def test_64_rows_of_one_head_fill_the_gpu():
+    parts, span = split_keys(programs=1, keys=75600, tile_keys=64, processors_=132)
+    assert parts >= 132
+    assert (parts - 1) * span < 75600 <= parts * span
+    assert split_keys(programs=40 * 8, keys=75600, tile_keys=64, processors_=132)[0] == 2
+    assert split_keys(programs=1, keys=1, tile_keys=64, processors_=132) == (1, 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "dim", "rank"), [(70, 64, 16), (33, 96, 5), (1, 256, 16)])
+def test_repair(dtype, tokens, dim, rank):
+    x, left, right = (
+        random(2, 2, tokens, dim),
+        random(2, 2, dim, rank, seed=1) / dim**0.5,
+        random(2, 2, rank, dim, seed=2) / 4,
+    )
+    bias = random(2, 2, dim, seed=3)
+    wanted = (x.double() + x.double() @ left.double() @ right.double() + bias.double()[:, :, None]).to(dtype)
+    got = BACKEND.add_affine(x.clone(), left, right, bias, dtype)
+    assert got.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    torch.testing.assert_close(got, wanted, atol=tolerance, rtol=tolerance)
+    strided = x.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(BACKEND.add_affine(strided, left, right, bias, dtype), got)
+
+
+def test_the_interpreter_must_be_asked_for_and_refuses_bfloat16():
+    assert BACKEND.priority < 0
+    assert not BACKEND.reasons(Demand(torch.device("cpu"), torch.float16, 64, 64))
+    (reason,) = BACKEND.reasons(Demand(torch.device("cpu"), torch.bfloat16, 64, 64))
+    assert "interpreter" in reason

@@ -40,7 +40,7 @@ def sparse_attention(
             missed, x = probes.residual(out)
         with clock.stage("repair"):
             repair = repairing.fit(
-                x, missed, probes.weights, sizes.repair_rank, config.ridge, config.subspace
+                x, missed, probes.weights, sizes.repair_rank, config.ridge, config.subspace, backend
             )
             out = repairing.apply(out, repair, probes, call.q.dtype, backend)
             if sizes.probes > 1:  # one probe alone is met exactly and says nothing about the others

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from . import __version__
-from .execution import backends
+from .execution import backends, native
 
 PACKAGES = (
     "torch",
@@ -57,6 +57,7 @@ def cpu() -> dict[str, Any]:
         "model": fields.get("model name") or platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "features": [flag for flag in CPU_FLAGS if flag in flags],
+        "native_isa": native.isa(),
     }
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .execution.backend import Backend
-from .execution.torch_primitives import count_labels, group_sums
+from .execution.torch_primitives import count_labels
 from .types import Call, Grouping, Probes
 
 
@@ -32,9 +32,7 @@ def select(
     """
     count = min(count, labels.shape[-1])
     if policy == "stratified":
-        rank = _radial_rank(coordinates, labels, groups, backend or Backend())
-        turn = torch.where(labels >= 0, rank * groups + labels, torch.iinfo(torch.long).max)
-        rows = turn.topk(count, dim=-1, largest=False, sorted=True).indices
+        rows = (backend or Backend()).central_rows(coordinates, labels, groups, count)
     elif policy == "uniform":
         candidates = (labels < 0).to(torch.uint8).argsort(dim=-1, stable=True)  # those with a group first
         among = (labels >= 0).sum(-1, keepdim=True).clamp(min=count)
@@ -67,20 +65,3 @@ def take_probes(call: Call, grouping: Grouping, count: int, policy: str, backend
     rows = call.free_queries.index(call.q.device)[rows]
     exact = backend.attend_rows(backend.gather_rows(call.q, rows), call.k, call.v, call.key_mask, call.scale)
     return Probes(rows, weights, exact)
-
-
-def _radial_rank(coordinates: Tensor, labels: Tensor, groups: int, backend: Backend) -> Tensor:
-    """Position of every row in its group's order of distance to the group's mean.  # [B, H, N]"""
-    counts = count_labels(labels, groups)
-    means = group_sums(coordinates, labels, counts) / counts.clamp(min=1)[..., None]
-    own = backend.gather_rows(means, labels.clamp(min=0))  # [B, H, N, R]
-    distance = (coordinates - own).norm(dim=-1)  # [B, H, N]
-
-    bins = torch.where(labels < 0, groups, labels)
-    by_distance = distance.argsort(dim=-1, stable=True)
-    by_group = bins.gather(-1, by_distance).argsort(dim=-1, stable=True)
-    order = by_distance.gather(-1, by_group)  # group by group, nearest first
-    first = torch.nn.functional.pad(counts.cumsum(-1), (1, 0))
-    place = torch.arange(labels.shape[-1], device=labels.device).expand_as(labels)
-    rank = torch.empty_like(labels).scatter_(-1, order, place)
-    return rank - first.gather(-1, bins)

@@ -180,7 +180,7 @@ def test_a_partitioner_of_ones_own():
     class Halves(Partitioner):
         name = "first-channel"
 
-        def key_factor(self, call, sizes):
+        def key_factor(self, call, sizes, backend):
             return torch.eye(call.q.shape[-1])[:, :1].expand(*call.k.shape[:2], -1, -1)
 
     try:

@@ -58,6 +58,7 @@ def _print_report(facts: dict[str, Any]) -> None:
     cpu = facts["cpu"]
     features = " ".join(cpu["features"]) or "no known SIMD features"
     console.print(f"CPU: {cpu['model']}, {cpu['threads']} threads, {features}")
+    console.print(f"native kernels: {cpu['native_isa'] or 'not built'}")
     console.print(f"GPU: {', '.join(facts['gpus']) or 'none visible to torch'}")
     table = Table("backend", "state", "what it is", title="Backends, best first")
     for state in facts["backends"]:

@@ -132,6 +132,46 @@ class Backend:
         """
         return plain.add_affine(out, left, right, bias, dtype)
 
+    def only_finite(self, x: Tensor) -> Tensor:
+        """x in fp32, with zeros for NaN and Inf; maybe x itself."""
+        return torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)
+
+    def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, ascending, and eigenvectors of symmetric matrices.
+
+        matrix [..., n, n] fp64 -> values [..., n], vectors [..., n, n] in columns
+        """
+        return plain.eigh(matrix)
+
+    def fit_repair(
+        self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `residua.repair.fit`: the fields of a Repair, in their order."""
+        return plain.fit_repair(x, residual, weights, rank, ridge, subspace)
+
+    def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+        """Mean of x^T x over the rows that are counted and finite, around their mean if `centred`.
+
+        x [B, H, M, D], counted [B, H, M] bool or None -> [B, H, D, D] fp64, zeros where no row counts
+        """
+        return plain.second_moment(x, counted, centred)
+
+    def sort_groups(self, labels: Tensor, groups: int) -> Partition:
+        """Sorts tokens by label, stably: `Partition.from_labels`."""
+        return Partition.from_labels(labels, groups)
+
+    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+        """See `residua.routing.spend`."""
+        return plain.spend(log_share, query_sizes, kv_sizes, budget)
+
+    def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
+        """Visits the groups in turn and takes from each the row nearest to the group's mean that is not taken
+        yet (ties: the lower index; NaN last). Rows of no group fill up what is left.
+
+        x [B, H, N, R] fp32, labels [B, H, N], count <= N -> rows [B, H, count] int64
+        """
+        return plain.central_rows(x, labels, groups, count)
+
 
 _BACKENDS: dict[str, Backend] = {}
 

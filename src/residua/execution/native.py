@@ -7,7 +7,8 @@ and across thread counts. Memory beyond the outputs is a few hundred KiB per thr
 
 from __future__ import annotations
 
-from ctypes import Structure
+import math
+from ctypes import Structure, addressof, c_int32
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from ..errors import BackendError, PlanError
 from ..types import ExtraKeys, Partition, Route
 from . import native_abi as abi
 from .backend import Backend, register
-from .torch_primitives import RMS_FLOOR
+from .torch_primitives import ENERGY_LEAST, FEATURE_EPS, FILL_PASSES, LEVERAGE_MOST, RMS_FLOOR
 
 ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
 ROW_CHUNK = 2048  # keys of such a chunk, at least
@@ -210,6 +211,83 @@ class NativeBackend(Backend):
         )  # fmt: skip
         self._run("add_affine", args)
         return result
+
+    def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        matrix = matrix.double().contiguous()
+        vectors, values = torch.empty_like(matrix), torch.empty_like(matrix[..., 0])
+        size = matrix.shape[-1]
+        args = abi.EigenArgs(
+            values.numel() // max(1, size), size, matrix.data_ptr(), values.data_ptr(), vectors.data_ptr()
+        )
+        self._run("eigh", args)
+        return values, vectors.mT
+
+    def fit_repair(
+        self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if not subspace:
+            return super().fit_repair(x, residual, weights, rank, ridge, subspace)
+        x, residual, weights = _float(x), _float(residual), _float(weights)
+        *heads, count, dim = x.shape
+        rank = min(rank, count, dim)
+        left, right = torch.empty(*heads, dim, rank), torch.empty(*heads, rank, dim)
+        bias, left_out = torch.empty(*heads, dim), torch.empty_like(x)
+        args = abi.FitArgs(
+            math.prod(heads), count, dim, rank, ridge, FEATURE_EPS, LEVERAGE_MOST, ENERGY_LEAST,
+            x.data_ptr(), residual.data_ptr(), weights.data_ptr(), left.data_ptr(), right.data_ptr(),
+            bias.data_ptr(), left_out.data_ptr(),
+        )  # fmt: skip
+        self._run("fit_repair", args)
+        return left, right, bias, left_out
+
+    def only_finite(self, x: Tensor) -> Tensor:
+        x, finite = _float(x), c_int32()
+        self._run("all_finite", abi.FiniteArgs(x.numel(), x.data_ptr(), addressof(finite)))
+        return x if finite.value else super().only_finite(x)
+
+    def sort_groups(self, labels: Tensor, groups: int) -> Partition:
+        labels = labels.contiguous()
+        *heads, tokens = labels.shape
+        order, offsets = torch.empty_like(labels), labels.new_empty(*heads, groups + 1)
+        args = abi.SortArgs(
+            math.prod(heads), tokens, groups, labels.data_ptr(), order.data_ptr(), offsets.data_ptr()
+        )
+        self._run("sort_groups", args)
+        return Partition(labels, order, offsets)
+
+    def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+        x, mask = _rows(x), _bytes(counted)
+        batch, heads, _, dim = x.shape
+        moment = torch.empty(batch, heads, dim, dim, dtype=torch.double)
+        args = abi.MomentArgs(
+            _shape(x, x, x), abi.View.of(x), _pointer(mask), moment.data_ptr(), int(centred),
+            abi.DTYPES[x.dtype],
+        )  # fmt: skip
+        self._run("second_moment", args)
+        return moment
+
+    def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
+        x, labels = _float(x), labels.contiguous()
+        *heads, tokens = labels.shape
+        rows = labels.new_empty(*heads, count)
+        args = abi.CentralArgs(
+            math.prod(heads), tokens, x.shape[-1], groups, count,
+            x.data_ptr(), labels.data_ptr(), rows.data_ptr(),
+        )  # fmt: skip
+        self._run("central_rows", args)
+        return rows
+
+    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+        *heads, query_groups, kv_groups = log_share.shape
+        share, log_sizes = _float(log_share), kv_sizes.clamp(min=1).log()
+        queries, keys, budget = query_sizes.contiguous(), kv_sizes.contiguous(), budget.contiguous()
+        cells = torch.empty(share.shape, dtype=torch.bool)
+        args = abi.SpendArgs(
+            math.prod(heads), query_groups, kv_groups, FILL_PASSES, share.data_ptr(), log_sizes.data_ptr(),
+            queries.data_ptr(), keys.data_ptr(), budget.data_ptr(), cells.data_ptr(),
+        )  # fmt: skip
+        self._run("spend", args)
+        return cells
 
 
 def _shape(q: Tensor, k: Tensor, v: Tensor) -> abi.Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import BackendError, PlanError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 ISAS = (
     "avx512bf16",
     "avx512",
@@ -139,6 +139,58 @@ class AffineArgs(ctypes.Structure):
         ("rank", c_int64),
         ("out_dtype", c_int32),
         ("pad", c_int32),
+    )
+
+
+class EigenArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("count", "size")),
+        *((name, c_void_p) for name in ("matrix", "values", "vectors")),
+    )
+
+
+class FitArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "rows", "dim", "rank")),
+        *((name, c_double) for name in ("ridge", "feature_eps", "leverage_most", "energy_least")),
+        *((name, c_void_p) for name in ("x", "residual", "weights", "left", "right", "bias", "left_out")),
+    )
+
+
+class FiniteArgs(ctypes.Structure):
+    _fields_ = (("count", c_int64), ("x", c_void_p), ("finite", c_void_p))
+
+
+class SortArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "tokens", "groups")),
+        *((name, c_void_p) for name in ("labels", "order", "offsets")),
+    )
+
+
+class MomentArgs(ctypes.Structure):
+    _fields_ = (
+        ("shape", Shape),
+        ("x", View),
+        *((name, c_void_p) for name in ("counted", "moment")),
+        *((name, c_int32) for name in ("centred", "dtype")),
+    )
+
+
+class CentralArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "tokens", "rank", "groups", "count")),
+        *((name, c_void_p) for name in ("x", "labels", "rows")),
+    )
+
+
+class SpendArgs(ctypes.Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("heads", "query_groups", "kv_groups", "passes")),
+        *(
+            (name, c_void_p)
+            for name in ("log_share", "log_sizes", "query_sizes", "kv_sizes", "budget", "cells")
+        ),
     )
 
 

@@ -8,10 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..subspace import leading_basis
 from ..types import Partition
 
 CHUNK_BYTES = 64 << 20
 RMS_FLOOR = 1e-6
+FILL_PASSES = 4  # of the budget over the cells
+FEATURE_EPS = 1e-6  # inside the root of the repair's feature scale
+LEVERAGE_MOST = (
+    0.9  # above it a probe decides its own fit and says little (docs/decisions/0003-error-estimate.md)
+)
+ENERGY_LEAST = 1e-12  # of the largest: below it a direction of the residuals carries nothing
 
 
 def _chunk(row_bytes: int, total: int) -> int:
@@ -151,3 +158,126 @@ def add_affine(out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: to
         part = out[:, :, start : start + step]
         result[:, :, start : start + step] = part + (part @ left @ right + bias[..., None, :])
     return result
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    # the largest entry is scaled to 1: no overflow in the solver
+    size = matrix.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    values, vectors = torch.linalg.eigh(matrix / size)
+    return values * size[..., 0], vectors
+
+
+def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+    x = x.double()
+    taken = torch.isfinite(x).all(-1, keepdim=True)  # [..., M, 1]
+    if counted is not None:
+        taken &= counted[..., None]
+    count = taken.sum(-2, keepdim=True).clamp(min=1)
+    x = torch.where(taken, x, 0.0)
+    if centred:
+        x = torch.where(taken, x - x.sum(-2, keepdim=True) / count, 0.0)
+    return x.mT @ x / count
+
+
+def central_rows(x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
+    counts = count_labels(labels, groups)
+    means = group_sums(x, labels, counts) / counts.clamp(min=1)[..., None]
+    distance = (x - gather_rows(means, labels.clamp(min=0))).norm(dim=-1)  # [B, H, N]
+
+    bins = torch.where(labels < 0, groups, labels)
+    by_distance = distance.argsort(dim=-1, stable=True)
+    by_group = bins.gather(-1, by_distance).argsort(dim=-1, stable=True)
+    order = by_distance.gather(-1, by_group)  # group by group, nearest first
+    first = torch.nn.functional.pad(counts.cumsum(-1), (1, 0))
+    place = torch.arange(labels.shape[-1], device=labels.device).expand_as(labels)
+    rank = torch.empty_like(labels).scatter_(-1, order, place) - first.gather(-1, bins)
+    turn = torch.where(labels >= 0, rank * groups + labels, torch.iinfo(torch.long).max)
+    return turn.topk(count, dim=-1, largest=False, sorted=True).indices
+
+
+def spend(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+    pairs = query_sizes[..., :, None] * kv_sizes[..., None, :]  # [B, H, Cq, Ck] int64
+    value = log_share - kv_sizes.clamp(min=1).log()[..., None, :]
+    value = torch.where(value.isnan(), torch.inf, value)
+    value = torch.where(pairs > 0, value, -torch.inf)
+
+    best = value.argmax(-1, keepdim=True)
+    kept = torch.zeros_like(pairs, dtype=torch.bool).scatter_(-1, best, pairs.gather(-1, best) > 0)
+
+    order = value.flatten(-2).argsort(dim=-1, descending=True, stable=True)  # [B, H, Cq * Ck]
+    cost = pairs.flatten(-2).gather(-1, order)
+    taken = kept.flatten(-2).gather(-1, order)
+    left = budget - (cost * taken).sum(-1)
+    for _ in range(FILL_PASSES):
+        # a cell that does not fit is passed over, so that one huge cell does not end the spending
+        fits = ~taken & (cost > 0) & (cost <= left[..., None])
+        fits &= torch.where(fits, cost, 0).cumsum(-1) <= left[..., None]
+        taken |= fits
+        left = left - (cost * fits).sum(-1)
+    return torch.zeros_like(taken).scatter_(-1, order, taken).view_as(kept)
+
+
+def fit_repair(
+    x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    finite = torch.isfinite(x).all(-1)  # [..., M]
+    weights = torch.where(finite, weights.double(), 0.0)
+    x, residual = (torch.where(finite[..., None], t.double(), 0.0) for t in (x, residual))
+    poison = torch.where(torch.isfinite(residual), 0.0, torch.nan).sum(-2)  # [..., Dv]
+    residual = torch.nan_to_num(residual, nan=0.0, posinf=0.0, neginf=0.0)
+
+    total = weights.sum(-1, keepdim=True)
+    alpha = (weights / total.clamp(min=torch.finfo(torch.float64).tiny))[..., None]  # [..., M, 1]
+    mean_x, mean_r = ((alpha * t).sum(-2, keepdim=True) for t in (x, residual))
+    scale = ((alpha * (x - mean_x).square()).sum(-2, keepdim=True) + FEATURE_EPS).sqrt()
+    root = (alpha * x.shape[-2]).sqrt()  # W^(1/2), weights of unit mean
+    features = root * (x - mean_x) / scale  # [..., M, Dv]
+    targets = root * (residual - mean_r)
+
+    right = _leading_directions(targets, rank).mT if subspace else torch.eye(x.shape[-1]).to(targets)
+    left, leverage = _ridge(features, targets @ right.mT, ridge)  # [..., Dv, R], [..., M]
+
+    error = residual - mean_r - (x - mean_x) / scale @ left @ right
+    kept = (1 - leverage - alpha[..., 0]).clamp(min=1 - LEVERAGE_MOST)
+    left = left / scale.mT
+    bias = (mean_r - mean_x @ left @ right)[..., 0, :] + poison
+    right = right.expand(*left.shape[:-2], -1, -1)
+    return left.float(), right.float(), bias.float(), (error / kept[..., None]).float()
+
+
+def _ridge(features: Tensor, targets: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """argmin |targets - features B|^2 + ridge |B|^2 in the smaller of its two forms, and each row's leverage.
+
+    features [..., M, Dv], targets [..., M, R] -> B [..., Dv, R], leverage [..., M]
+    """
+    rows, dim = features.shape[-2:]
+    gram = features.mT @ features if dim <= rows else features @ features.mT  # [..., n, n]
+    # without a ridge the equations may be singular; a speck of one leaves the solution as it is
+    speck = 1e-12 * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None].clamp(min=1e-30)
+    gram.diagonal(dim1=-2, dim2=-1).add_(speck.clamp(min=ridge))
+    root, _ = torch.linalg.cholesky_ex(gram)
+    if dim <= rows:
+        solved = torch.cholesky_solve(features.mT, root)  # [..., Dv, M]
+        return solved @ targets, (features * solved.mT).sum(-1)
+    both = torch.cholesky_solve(torch.cat([targets, features @ features.mT], -1), root)  # [..., M, R + M]
+    return features.mT @ both[..., : targets.shape[-1]], both[..., targets.shape[-1] :].diagonal(
+        dim1=-2, dim2=-1
+    )
+
+
+def _leading_directions(residual: Tensor, rank: int) -> Tensor:
+    """Leading right singular vectors of residual [..., M, Dv], from its smaller Gram matrix; directions
+    that carry nothing are zero.  # [..., Dv, min(rank, M)]"""
+    rows, dim = residual.shape[-2:]
+    rank = min(rank, rows, dim)
+    if residual.device.type != "cpu":
+        # an eigensolver would make the GPU wait; any basis of the space will do
+        return leading_basis(residual.mT @ residual, rank)
+    gram = residual.mT @ residual if dim <= rows else residual @ residual.mT
+    energy, vectors = eigh(gram)  # ascending
+    energy, vectors = energy.flip(-1)[..., None, :rank], vectors.flip(-1)[..., :rank]
+    tiny = torch.finfo(gram.dtype).tiny
+    largest = gram.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None].clamp(min=tiny)
+    if dim > rows:
+        vectors = residual.mT @ vectors / energy.clamp(min=tiny).sqrt()
+    return torch.where(energy > ENERGY_LEAST * largest, vectors, 0.0)

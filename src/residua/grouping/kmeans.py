@@ -36,10 +36,8 @@ def kmeans(
     leaves rows out.
     """
     backend = backend or Backend()
-    x = torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)
-    centres = (
-        first_centres(x, groups, valid) if start is None else torch.nan_to_num(start.float(), 0.0, 0.0, 0.0)
-    )
+    x = backend.only_finite(x)
+    centres = first_centres(x, groups, valid) if start is None else backend.only_finite(start)
     labels, sizes = None, None
     for _ in range(max(1, steps)):
         labels, centres, sizes = backend.kmeans_step(x, centres, valid)

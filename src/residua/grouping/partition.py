@@ -26,11 +26,13 @@ class Partitioner:
 
     name: ClassVar[str]
 
-    def key_factor(self, call: Call, sizes: Sizes) -> Tensor | None:
+    def key_factor(self, call: Call, sizes: Sizes, backend: Backend) -> Tensor | None:
         """The map for keys.  # [B, Hkv, D, R] fp32"""
         return None
 
-    def query_factor(self, centroids: Tensor, counts: Tensor, sizes: Sizes) -> Tensor | None:
+    def query_factor(
+        self, centroids: Tensor, counts: Tensor, sizes: Sizes, backend: Backend
+    ) -> Tensor | None:
         """The map for queries, given the K/V groups' centroids [B, Hkv, Ck, D] and counts [B, Hkv, Ck];
         its results are RMS-normalised.  # [B, Hkv, D, R] fp32"""
         return None
@@ -54,11 +56,12 @@ class KeyResponse(Partitioner):
 
     name = "key-response"
 
-    def key_factor(self, call: Call, sizes: Sizes) -> Tensor | None:
-        metric = key_metric(call.free_queries.take(call.q, 2), sizes.metric_rows)  # [B, H, D, D]
-        # heads that share keys share the metric: the mean over them is the metric of all their rows
-        metric = metric.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
-        return metric_factor(metric, sizes.key_rank)
+    def key_factor(self, call: Call, sizes: Sizes, backend: Backend) -> Tensor | None:
+        metric = key_metric(call.free_queries.take(call.q, 2), sizes.metric_rows, backend)  # [B, H, D, D]
+        if call.shares > 1:
+            # heads that share keys share the metric: the mean over them is the metric of all their rows
+            metric = metric.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+        return metric_factor(metric, sizes.key_rank, backend)
 
 
 @register
@@ -67,8 +70,10 @@ class ResponseCoupled(KeyResponse):
 
     name = "response"
 
-    def query_factor(self, centroids: Tensor, counts: Tensor, sizes: Sizes) -> Tensor | None:
-        return metric_factor(query_metric(centroids, counts), sizes.query_rank)
+    def query_factor(
+        self, centroids: Tensor, counts: Tensor, sizes: Sizes, backend: Backend
+    ) -> Tensor | None:
+        return metric_factor(query_metric(centroids, counts, backend), sizes.query_rank, backend)
 
 
 def group_tokens(
@@ -82,19 +87,19 @@ def group_tokens(
 
     keys = call.free_keys.take(call.k, 2)
     valid = None if call.key_mask is None else call.free_keys.take(call.key_mask, 1)
-    factor = partitioner.key_factor(call, sizes)
+    factor = partitioner.key_factor(call, sizes, backend)
     _, labels = _cluster(keys, factor, False, sizes.kv_groups, steps, key_start, valid, backend)
-    kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups)
+    kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups, backend)
     means = backend.group_means(call.k, kv)  # [B, Hkv, Ck, D]
     kv_centroids = _keep_empty(means, kv, keys, key_start, sizes.kv_groups, valid)
 
     free = sizes.kv_groups
-    factor = partitioner.query_factor(kv_centroids[..., :free, :], kv.sizes[..., :free], sizes)
-    if factor is not None:
+    factor = partitioner.query_factor(kv_centroids[..., :free, :], kv.sizes[..., :free], sizes, backend)
+    if factor is not None and call.shares > 1:
         factor = factor.repeat_interleave(call.shares, dim=1)
     rows = call.free_queries.take(call.q, 2)
     coordinates, labels = _cluster(rows, factor, True, sizes.query_groups, steps, query_start, None, backend)
-    query = Partition.from_labels(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
+    query = backend.sort_groups(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
     means = backend.group_means(call.q, query)  # [B, H, Cq, D]
     query_centroids = _keep_empty(means, query, rows, query_start, sizes.query_groups, None)
     return Grouping(query, kv, query_centroids, kv_centroids, coordinates, pinned_groups)
@@ -124,16 +129,16 @@ def _cluster(
     return coordinates, clusters.labels.unflatten(0, (batch, heads))
 
 
-def _kv_partition(call: Call, labels: Tensor, groups: int) -> tuple[Partition, int]:
+def _kv_partition(call: Call, labels: Tensor, groups: int, backend: Backend) -> tuple[Partition, int]:
     """Free keys in their groups, pinned keys in one more group behind them, padding in none."""
     labels = _spread(labels, call.free_keys, call.k.shape[2])
     if not call.pinned_keys.count:
-        return Partition.from_labels(labels, groups), 0
+        return backend.sort_groups(labels, groups), 0
     for start, stop in call.pinned_keys.ranges:
         labels[..., start:stop] = groups
     if call.key_mask is not None:
         labels = torch.where(call.key_mask[:, None], labels, -1)
-    return Partition.from_labels(labels, groups + 1), 1
+    return backend.sort_groups(labels, groups + 1), 1
 
 
 def _spread(labels: Tensor, rows: Rows, total: int) -> Tensor:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..execution.backend import Backend
 from ..execution.torch_primitives import project
 from ..subspace import leading_factor
 
@@ -15,43 +16,33 @@ def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * total // max(1, count)
 
 
-def key_metric(q: Tensor, rows: int) -> Tensor:
+def key_metric(q: Tensor, rows: int, backend: Backend | None = None) -> Tensor:
     """M_K = Q_s^T Q_s / M_s over `rows` evenly spaced query rows, all of them if there are fewer.
 
     q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would poison every group.
     """
-    sample = q[..., evenly_spaced(min(rows, q.shape[-2]), q.shape[-2], q.device), :].double()  # [..., M_s, D]
-    finite = torch.isfinite(sample).all(-1, keepdim=True)
-    sample = torch.where(finite, sample, 0.0)
-    return sample.mT @ sample / finite.sum(-2, keepdim=True).clamp(min=1)
+    backend, total = backend or Backend(), q.shape[-2]
+    index = evenly_spaced(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
+    return backend.second_moment(backend.gather_rows(q, index), None, centred=False)
 
 
-def query_metric(centroids: Tensor, sizes: Tensor) -> Tensor:
+def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend | None = None) -> Tensor:
     """M_Q = K~^T K~ / (C+ D): non-empty groups only, centred by their uniform mean, each with equal weight.
 
     centroids [..., Ck, D], sizes [..., Ck] -> [..., D, D] fp64
     """
-    centroids = centroids.double()
-    counted = (sizes > 0)[..., None] & torch.isfinite(centroids).all(-1, keepdim=True)  # [..., Ck, 1]
-    count = counted.sum(-2, keepdim=True).clamp(min=1)
-    kept = torch.where(counted, centroids, 0.0)
-    centred = torch.where(counted, kept - kept.sum(-2, keepdim=True) / count, 0.0)
-    return centred.mT @ centred / (count * centroids.shape[-1])
+    return (backend or Backend()).second_moment(centroids, sizes > 0, centred=True) / centroids.shape[-1]
 
 
-def metric_factor(metric: Tensor, rank: int) -> Tensor:
+def metric_factor(metric: Tensor, rank: int, backend: Backend | None = None) -> Tensor:
     """Leading eigenvectors, scaled by the root of their eigenvalues after these are normalised to unit mean.
 
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """
     if metric.device.type != "cpu":
         return leading_factor(metric, rank)  # an eigensolver would make the GPU wait
-    # only the directions and ratios matter, so the largest entry is scaled to 1: no overflow in the solver
-    metric = metric.double()
-    metric = metric / metric.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(metric.dtype).tiny)
-    values, vectors = torch.linalg.eigh(metric)  # ascending
-    values = values.flip(-1)[..., :rank].clamp(min=0)
-    vectors = vectors.flip(-1)[..., :rank]
+    values, vectors = (backend or Backend()).eigh(metric.double())  # ascending
+    values, vectors = values[..., -rank:].flip(-1).clamp(min=0), vectors[..., -rank:].flip(-1)
     weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
     return (vectors * weights.sqrt()[..., None, :]).float()
 

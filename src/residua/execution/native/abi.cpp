@@ -1,19 +1,16 @@
 // The exported functions: choose the kernels, check what could read out of bounds, cut the work into tasks.
-#include "abi.h"
-#include "threads.h"
+#include "dispatch.h"
 
 #include <algorithm>
-#include <new>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 namespace residua {
-namespace {
 
 #if defined(__x86_64__)
-bool has_f16c() {
+static bool has_f16c() {
   unsigned a, b, c, d;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
 }
@@ -31,6 +28,8 @@ const Kernels* kernels_of(int32_t isa) {
 #endif
   return isa == 3 ? kernels_portable() : nullptr;
 }
+
+namespace {
 
 // Offsets ascend from 0 and stay within the tokens, and every index names a token.
 bool sound(const Groups& g, int64_t heads) {
@@ -102,62 +101,19 @@ void clear_ungrouped(const AttendArgs& a) {
   }
 }
 
-// work(head, begin, end, scratch) over fixed parts of `total` per head.
-template <class Work>
-Status over_parts(int64_t threads, int64_t heads, int64_t total, int64_t part, size_t scratch,
-                  const Work& work) {
-  const int64_t parts = (total + part - 1) / part;
-  return parallel(threads, heads * parts, scratch, [&](int64_t i, void* own) {
-    const int64_t begin = i % parts * part;
-    work(i / parts, begin, std::min(total, begin + part), own);
-  });
-}
-
-// Stable counting sort of the labels of one head.
-void sort_labels(const KmeansArgs& a, int64_t head, int64_t* order, int64_t* offsets) {
-  const int64_t* labels = a.labels + head * a.tokens;
-  int64_t* sizes = a.sizes + head * a.groups;
-  std::fill_n(sizes, a.groups, 0);
-  for (int64_t i = 0; i < a.tokens; i++) {
-    if (labels[i] >= 0) sizes[labels[i]]++;
-  }
-  offsets[0] = 0;
-  for (int64_t c = 0; c < a.groups; c++) offsets[c + 1] = offsets[c] + sizes[c];
-  for (int64_t i = 0; i < a.tokens; i++) {
-    if (labels[i] >= 0) order[offsets[labels[i]]++] = i;
-  }
-  for (int64_t c = a.groups; c > 0; c--) offsets[c] = offsets[c - 1];
-  offsets[0] = 0;
-}
-
 void keep_empty(const KmeansArgs& a, int64_t head, int64_t begin, int64_t end) {
   for (int64_t c = head * a.groups + begin; c < head * a.groups + end; c++) {
     if (!a.sizes[c]) std::copy_n(a.centres + c * a.rank, a.rank, a.means + c * a.rank);
   }
 }
 
-// Runs f(kernels) and turns what can go wrong into a status: nothing may be thrown through a C interface.
-template <class Run>
-int32_t with_kernels(int32_t isa, const Run& run) {
-  const Kernels* kernels = kernels_of(isa);
-  if (!kernels) return kBadIsa;
-  try {
-    return run(*kernels);
-  } catch (const std::bad_alloc&) {
-    return kNoMemory;
-  }
-}
-
 constexpr int64_t kRowsPerTask = 960;    // of projections, repairs and assignments
-constexpr int64_t kGroupsPerTask = 32;   // of means
 constexpr int64_t kGatherRows = 512;
 
 }  // namespace
 }  // namespace residua
 
 using namespace residua;
-
-#define RESIDUA_EXPORT extern "C" __attribute__((visibility("default")))
 
 RESIDUA_EXPORT int32_t residua_abi_version() { return kAbiVersion; }
 
@@ -211,7 +167,10 @@ RESIDUA_EXPORT int32_t residua_kmeans_step(const KmeansArgs* a, int32_t isa, int
                                });
     if (status != kOk) return status;
     status = parallel(threads, a->heads, 0, [&](int64_t head, void*) {
-      sort_labels(*a, head, order.data() + head * a->tokens, offsets.data() + head * (a->groups + 1));
+      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, order.data() + head * a->tokens,
+                  offsets.data() + head * (a->groups + 1));
+      const int64_t* edges = offsets.data() + head * (a->groups + 1);
+      for (int64_t c = 0; c < a->groups; c++) a->sizes[head * a->groups + c] = edges[c + 1] - edges[c];
     });
     if (status != kOk) return status;
     MeansArgs m{};

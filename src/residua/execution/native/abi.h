@@ -6,7 +6,7 @@
 
 namespace residua {
 
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -110,6 +110,71 @@ struct AffineArgs {
   int32_t out_dtype, pad;
 };
 
+struct EigenArgs {
+  int64_t count, size;
+  const double* matrix;  // [count, n, n], symmetric
+  double* values;        // [count, n], ascending
+  double* vectors;       // [count, n, n], one eigenvector per row
+};
+
+struct FitArgs {
+  int64_t heads, rows, dim, rank;
+  double ridge, feature_eps, leverage_most, energy_least;
+  const float* x;         // [heads, M, Dv]
+  const float* residual;  // [heads, M, Dv]
+  const float* weights;   // [heads, M]
+  float* left;            // [heads, Dv, R]
+  float* right;           // [heads, R, Dv]
+  float* bias;            // [heads, Dv]
+  float* left_out;        // [heads, M, Dv]
+};
+
+struct FiniteArgs {
+  int64_t count;
+  const float* x;   // [count]
+  int32_t* finite;  // 1 if all are
+};
+
+struct SortArgs {
+  int64_t heads, tokens, groups;
+  const int64_t* labels;  // [heads, tokens], negative: no group
+  int64_t* order;         // [heads, tokens]
+  int64_t* offsets;       // [heads, groups + 1]
+};
+
+// Means of products of the rows that are counted and finite.
+struct MomentArgs {
+  Shape shape;  // heads, queries = rows, dim
+  View x;
+  const uint8_t* counted;  // [B, H, rows] or null
+  double* moment;          // [B, H, D, D]
+  int32_t centred, dtype;
+};
+
+// What a head's tasks share: the rows that are taken, and their mean.
+struct MomentHead {
+  int64_t* rows;
+  double* mean;
+  int64_t count;
+};
+
+struct CentralArgs {
+  int64_t heads, tokens, rank, groups, count;
+  const float* x;         // [heads, tokens, rank]
+  const int64_t* labels;  // [heads, tokens]
+  int64_t* rows;          // [heads, count]
+};
+
+struct SpendArgs {
+  int64_t heads, query_groups, kv_groups, passes;
+  const float* log_share;      // [heads, Cq, Ck]
+  const float* log_sizes;      // [heads, Ck]
+  const int64_t* query_sizes;  // [heads, Cq]
+  const int64_t* kv_sizes;     // [heads, Ck]
+  const int64_t* budget;       // [heads]
+  uint8_t* cells;              // [heads, Cq, Ck]
+};
+
 // Part of a query group: rows [begin, end) of the head's order.
 struct AttendTask {
   int64_t batch, head, group, begin, end, cost;
@@ -118,6 +183,7 @@ struct AttendTask {
 constexpr int kTile = 64;     // keys per tile
 constexpr int kAlign = 64;    // bytes; also pads every scratch array
 constexpr int kLanesMax = 16;  // widest vector, in floats
+constexpr int kMomentRows = 32;  // rows of a matrix of moments per task
 
 // Always inlined: these are shared by files that are compiled for different instruction sets.
 __attribute__((always_inline)) inline int64_t round_up(int64_t n, int64_t step) {
@@ -141,6 +207,16 @@ struct Kernels {
   void (*project)(const ProjectArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
   size_t (*affine_scratch)(const AffineArgs&);
   void (*affine)(const AffineArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*eigh_scratch)(const EigenArgs&);
+  void (*eigh)(const EigenArgs&, int64_t task, void* scratch);
+  size_t (*fit_scratch)(const FitArgs&);
+  void (*fit)(const FitArgs&, int64_t head, void* scratch);
+  size_t (*moment_scratch)(const MomentArgs&);
+  void (*moment_rows)(const MomentArgs&, int64_t head, MomentHead&, void* scratch);
+  void (*moment)(const MomentArgs&, int64_t head, const MomentHead&, int64_t first, void* scratch);
+  bool (*all_finite)(const float* x, int64_t count);
+  void (*distances)(const float* x, int64_t rank, const int64_t* rows, int64_t count, const float* mean,
+                    float* out);
 };
 
 const Kernels* kernels_avx512bf16();

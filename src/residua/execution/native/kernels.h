@@ -1,10 +1,13 @@
 // Fills the table of kernels for the instruction set of the including file.
 #pragma once
 #include "attend.h"
+#include "eigen.h"
 #include "kmeans.h"
 #include "linear.h"
 #include "mass.h"
 #include "means.h"
+#include "moment.h"
+#include "repair.h"
 #include "rows.h"
 
 namespace residua::RESIDUA_ISA {
@@ -13,6 +16,8 @@ inline const Kernels* table(const char* name) {
   static const Kernels kernels = {
       name,         attend_scratch, attend_task,  rows_task,       rows_merge,   mass_scratch,   mass_task,
       assign_scratch, assign_task,  means_task,   project_scratch, project_task, affine_scratch, affine_task,
+      eigh_scratch, eigh_task,      fit_scratch,  fit_task,        moment_scratch, moment_rows,  moment_task,
+      all_finite,   distances,
   };
   return &kernels;
 }

@@ -14,6 +14,7 @@ struct Arena {
     used += round_up(count * sizeof(float), kAlign);
     return piece;
   }
+  double* doubles(int64_t count) { return reinterpret_cast<double*>(floats(2 * count)); }
 };
 
 // Running state that blocks with different kinds of products can share.

@@ -1,11 +1,14 @@
 // Runs independent tasks on a few threads. Threads live for one call: that costs tens of microseconds, and in
-// return there is no pool to share, to fork or to shut down.
+// return there is no pool to share, to fork or to shut down. On a busy machine a thread may start late; nobody
+// waits for one that has not begun when the work is done.
 #pragma once
 #include "abi.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -21,12 +24,22 @@ inline Memory allocate(size_t bytes) {
   return Memory(std::aligned_alloc(kAlign, round_up(bytes ? bytes : 1, kAlign)));
 }
 
+// What a late thread may still look at when the call is over.
+struct Team {
+  std::vector<Memory> scratch;
+  std::mutex mutex;
+  std::condition_variable left;
+  int64_t active = 0;
+  bool closed = false;
+};
+
 // work(i, scratch) for every i in [0, count), handed out in ascending order. A task runs on one thread, so a
 // result never depends on the number of threads.
 template <class Work>
 Status parallel(int64_t threads, int64_t count, size_t scratch_bytes, const Work& work) {
   const int64_t wanted = count < threads ? count : threads;
-  std::vector<Memory> scratch;
+  const auto team = std::make_shared<Team>();
+  std::vector<Memory>& scratch = team->scratch;
   for (int64_t i = 0; i < (wanted > 1 ? wanted : 1); i++) {
     Memory piece = allocate(scratch_bytes);
     if (piece) scratch.push_back(std::move(piece));
@@ -36,17 +49,27 @@ Status parallel(int64_t threads, int64_t count, size_t scratch_bytes, const Work
   auto run = [&](void* own) {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i, own);
   };
-  std::vector<std::thread> helpers;
-  helpers.reserve(scratch.size());
   for (size_t i = 1; i < scratch.size(); i++) {
     try {
-      helpers.emplace_back(run, scratch[i].get());
+      std::thread([&run, team, i] {
+        {
+          const std::lock_guard<std::mutex> lock(team->mutex);
+          if (team->closed) return;  // `run` may be gone
+          team->active++;
+        }
+        run(team->scratch[i].get());
+        const std::lock_guard<std::mutex> lock(team->mutex);
+        team->active--;
+        team->left.notify_one();
+      }).detach();
     } catch (const std::system_error&) {
       break;  // the system gives no more threads; those that run finish the work
     }
   }
   run(scratch[0].get());
-  for (auto& helper : helpers) helper.join();
+  std::unique_lock<std::mutex> lock(team->mutex);
+  team->closed = true;
+  team->left.wait(lock, [&] { return team->active == 0; });
   return kOk;
 }
 

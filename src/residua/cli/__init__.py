@@ -1,6 +1,19 @@
 """The command line: parse, call, print. One file per command; the work is done elsewhere."""
 
-from . import bench, demo, doctor, plan
+from . import ablate, analyze, bench, capture, compare, demo, doctor, generate, plan, rivals, synthetic
 from .app import app
 
-__all__ = ["app", "bench", "demo", "doctor", "plan"]
+__all__ = [
+    "ablate",
+    "analyze",
+    "app",
+    "bench",
+    "capture",
+    "compare",
+    "demo",
+    "doctor",
+    "generate",
+    "plan",
+    "rivals",
+    "synthetic",
+]

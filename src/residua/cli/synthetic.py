@@ -1,4 +1,4 @@
-"""`residua demo`: what sparse attention does to calls that look like those of a video model."""
+"""`residua bench synthetic`: the operator on calls that look like those of a video model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
+from ..bench.synthetic import demo_rows
 from ..config import Config
-from ..demo import demo_rows
 from ..synthetic import CONCENTRATIONS
-from .app import app, console, figures, readable_errors
+from .app import console, figures, readable_errors
+from .bench import bench
 
 
-@app.command(epilog="Example:  residua demo --tokens 16384 --density 0.12")
-def demo(
+@bench.command(epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")
+def synthetic(
     tokens: Annotated[int, typer.Option(min=64, help="Video tokens of a call.")] = 8192,
     heads: Annotated[int, typer.Option(min=1)] = 2,
     head_dim: Annotated[int, typer.Option(min=8)] = 128,

@@ -1,0 +1,101 @@
+"""`residua capture`: attention calls of a real run, on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from .app import app, console, readable_errors
+from .demo import PROMPT
+from .options import words
+
+
+@app.command(
+    epilog="Example:  residua capture --model mini --layers 0,2,4 --heads 0,1 --steps 6,7 --out captures"
+)
+def capture(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="mini, a folder, or a name on the Hugging Face hub.")] = "mini",
+    layers: Annotated[str | None, typer.Option(help="Layer numbers or names; default: all.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Head numbers; default: 0,1.")] = "0,1",
+    steps: Annotated[
+        str | None, typer.Option(help="Denoising steps to record, from 0; default: at 1/3 and 2/3.")
+    ] = None,
+    branches: Annotated[
+        str | None, typer.Option(help="Guidance branches, such as cond; default: all.")
+    ] = None,
+    run_steps: Annotated[int, typer.Option(min=1, help="Denoising steps of the run.")] = 20,
+    size: Annotated[str, typer.Option(help="Pixels: one side, or width x height.")] = "64",
+    frames: Annotated[int, typer.Option(min=1)] = 32,
+    prompt: Annotated[str, typer.Option()] = PROMPT,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="Most megabytes that the folder may hold.")] = 1024,
+    quick: Annotated[bool, typer.Option("--quick", help="A few calls of a small clip.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the capture.")] = Path("captures"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
+) -> None:
+    """Record q, k, v of chosen layers, heads and steps while a pipeline generates, dense.
+
+    The same command again adds what is missing; it stops at the limit.
+    """
+    with readable_errors():
+        _capture(SimpleNamespace(**context.params))
+
+
+def _capture(given: SimpleNamespace) -> None:
+    import torch
+
+    from ..generation import require_packages
+    from ..generation.loading import Placement, load
+    from ..generation.run import Request, parse_size
+    from ..lab.recording import capture as record
+    from ..lab.writer import clear_capture
+    from .lab_progress import counter
+
+    require_packages()
+    if given.quick:
+        given.size, given.frames, given.run_steps, given.steps = "32", 8, 4, given.steps or "1,2"
+    run_steps = given.run_steps
+    steps = [run_steps // 3, 2 * run_steps // 3] if given.steps is None else _numbers("steps", given.steps)
+    request = Request(given.prompt, given.seed, run_steps, *parse_size(given.size), given.frames)
+    pipe = load(given.model, Placement())
+    if given.force:
+        clear_capture(given.out)
+    arguments = request.arguments(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    name = given.model if given.model == "mini" else Path(given.model).name
+    described = {
+        "prompt": given.prompt, "seed": given.seed, "steps": run_steps, "size": given.size,
+        "frames": given.frames, "torch": torch.__version__,
+    }  # fmt: skip
+    with counter("calls recorded") as tick:
+        recorder = record(
+            pipe, given.out, layers=_layers(given.layers), steps=sorted(set(steps)),
+            heads=None if given.heads is None else _numbers("heads", given.heads),
+            branches=None if given.branches is None else words("branches", given.branches),
+            limit_bytes=given.limit << 20, model=name, run=described, progress=tick, **arguments,
+        )  # fmt: skip
+    console.print(
+        f"{given.out}: {len(recorder.writer)} calls, {recorder.writer.bytes / 2**20:.1f} MB", soft_wrap=True
+    )
+    if recorder.full:
+        console.print(f"stopped at the limit of {given.limit} MB; raise --limit to go on", soft_wrap=True)
+    for reason in sorted(recorder.skipped):
+        console.print(f"not recorded: {reason}", soft_wrap=True, markup=False)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in words(name, text)]
+    except ValueError:
+        raise InputError(f"--{name} {text!r}: wanted whole numbers separated by commas") from None
+
+
+def _layers(text: str | None) -> list[int | str] | None:
+    if text is None:
+        return None
+    return [int(part) if part.lstrip("-").isdigit() else part for part in words("layers", text)]

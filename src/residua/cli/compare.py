@@ -1,0 +1,87 @@
+"""`residua compare`: quality against efficiency over densities, partitions and repairs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import typer
+
+from .app import app, console, figures, readable_errors
+from .options import command_line, numbers, share, words
+
+# What fits a terminal of 80 columns; the files have more.
+SHOWN = {
+    "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "lpips": "LPIPS", "error": "error",
+    "pflops": "PFLOPs", "speedup": "speed\n-up",
+}  # fmt: skip
+PROMPT = "a red circle moving right on a grey background"
+
+
+@app.command(epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs none,probe")
+def compare(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
+    densities: Annotated[str, typer.Option(help="Comma separated.")] = "0.12,0.17,0.22,0.28,0.35",
+    partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
+    repairs: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe",
+    prompt: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    size: Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")] = None,
+    frames: Annotated[int | None, typer.Option(min=1)] = None,
+    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    dense_steps: Annotated[str | None, typer.Option(help="First dense steps: 2, or a share.")] = None,
+    dense_layers: Annotated[str | None, typer.Option(help="First dense layers: 1, or a share.")] = None,
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="Shorter calls stay dense.")] = None,
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
+    lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png.")] = Path("residua-compare"),
+    force: Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")] = False,
+) -> None:
+    """Generate dense once per prompt and sparse with every setting; write a table, JSON and a plot."""
+    with readable_errors():
+        _compare(context, SimpleNamespace(**context.params))
+
+
+def _compare(context: typer.Context, given: SimpleNamespace) -> None:
+    # Imported here: the other commands must not wait for what generation needs.
+    from ..generation import loading, require_packages, sweep
+    from ..generation.comparison import Sparsity
+    from ..generation.files import check_folder, publish_folder
+    from ..generation.run import Request, parse_size
+    from ..lab.metrics import find_lpips
+    from .progress import step_bars
+
+    require_packages()
+    check_folder(given.out, given.force)
+    todo = sweep.settings(
+        numbers("densities", given.densities),
+        words("partitions", given.partitions),
+        words("repairs", given.repairs),
+        Sparsity(
+            dense_steps=share("dense-steps", given.dense_steps),
+            dense_layers=share("dense-layers", given.dense_layers),
+            min_tokens=given.min_tokens,
+        ),
+    )
+    height, width = (None, None) if given.size is None else parse_size(given.size)
+    prompts = given.prompt or [PROMPT]
+    requests = [Request(text, given.seed, given.steps, height, width, given.frames) for text in prompts]
+    lpips = find_lpips(given.lpips)
+    pipe = loading.load(given.model, loading.Placement(given.device, given.dtype, given.offload))
+    facts = {
+        "model": given.model, "prompts": prompts, "seed": given.seed, "steps": given.steps,
+        "command": command_line(context), "lpips_not_measured": lpips if isinstance(lpips, str) else None,
+    }  # fmt: skip
+    with step_bars() as watch:
+        # Written after every setting: a long sweep that is stopped keeps what it has.
+        for rows, tokens in sweep.sweep(pipe, given.model, requests, todo, lpips, watch):
+            publish_folder(given.out, sweep.result_files(rows, {**facts, "tokens": tokens}))
+    table = figures(f"{given.model}: quality against efficiency", "partition, repair", *SHOWN.values())
+    for row in rows:
+        table.add_row(f"{row.partition}, {row.repair}", *sweep.cells(row, SHOWN))
+    console.print(table)
+    console.print(f"wrote {', '.join(str(given.out / name) for name in sweep.FILES)}", soft_wrap=True)

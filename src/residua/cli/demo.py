@@ -1,0 +1,93 @@
+"""`residua demo`: the same video with dense and with sparse attention, from the model in the box."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import torch
+import typer
+
+from ..config import REPAIRS, Config
+from .app import app, console, readable_errors
+from .options import command_line, share
+
+FOLDER = Path("residua-demo")
+PROMPT = "a red circle moving right on a grey background"
+FPS = 12
+
+
+@app.command(
+    epilog="Example:  residua demo --density 0.12 --prompt 'a blue square moving up on a teal background'"
+)
+def demo(
+    context: typer.Context,
+    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 20,
+    size: Annotated[str, typer.Option(help="Pixels: one side, or width x height; multiples of 4.")] = "64",
+    frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
+    prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = PROMPT,
+    seed: Annotated[int, typer.Option(min=0, help="The same for both videos.")] = 0,
+    repair: Annotated[str, typer.Option(help=f"One of {', '.join(REPAIRS)}.")] = "probe",
+    dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0.1",
+    dense_layers: Annotated[str, typer.Option(help="First layers that stay dense: 1, or a share.")] = "0",
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, in turn.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads; 1 is best on a busy machine.")
+    ] = None,
+    no_dense: Annotated[bool, typer.Option("--no-dense", help="Only the sparse video.")] = False,
+    model: Annotated[Path | None, typer.Option(help="Weights folder, instead of the shipped one.")] = None,
+    lpips: Annotated[
+        Path | None, typer.Option(help="LPIPS weights (safetensors), to measure it too.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for videos and report.")] = FOLDER,
+    force: Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")] = False,
+) -> None:
+    """Generate a video twice from one seed, dense and sparse, and write both with a report."""
+    with readable_errors():
+        _demo(context, SimpleNamespace(**context.params))
+
+
+def _demo(context: typer.Context, given: SimpleNamespace) -> None:
+    # Imported here: the other commands must not wait for what generation needs.
+    from ..generation import require_packages
+    from ..generation.comparison import Sparsity, compare, machine
+    from ..generation.files import check_folder, publish_folder
+    from ..generation.loading import MINI, Placement, load
+    from ..generation.page import result_files
+    from ..generation.run import Request, parse_size
+    from ..lab.metrics import find_lpips
+    from .progress import step_bars
+    from .summary import summary
+
+    require_packages()
+    # A second `residua demo` may replace what the first one wrote, and nothing else.
+    check_folder(given.out, given.force, reuse=given.out == FOLDER)
+    request = Request(given.prompt, given.seed, given.steps, *parse_size(given.size), given.frames)
+    sparsity = Sparsity(
+        Config(density=given.density, repair=given.repair),
+        dense_steps=share("dense-steps", given.dense_steps),
+        dense_layers=share("dense-layers", given.dense_layers),
+        min_tokens=0,  # a demo that stays dense because it is small would show nothing
+    )
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    load_before = machine()["load"]
+    lpips = find_lpips(given.lpips)
+    pipe = load(str(given.model or MINI), Placement(device="cpu"))
+    name = MINI if given.model is None else f"{MINI}, weights from {given.model.name}"
+    with step_bars() as watch:
+        found = compare(
+            pipe, name, request, sparsity, lpips=lpips, watch=watch, dense=not given.no_dense,
+            repeats=given.repeats,
+        )  # fmt: skip
+    publish_folder(given.out, result_files(found, FPS, command_line(context)))
+    console.print(summary(found))
+    if load_before is not None and load_before > 0.5 * (os.cpu_count() or 1):
+        console.print(
+            f"The machine was busy (load {load_before:.1f}): processor time is the fairer figure, and "
+            "--repeats 3 --threads 1 makes both fairer."
+        )
+    console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)

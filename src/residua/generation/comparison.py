@@ -1,0 +1,267 @@
+"""The same clip generated dense and sparse: who was faster, how far apart they are, what was skipped."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .. import doctor
+from ..config import Config
+from ..diffusers import Handle, Report, accelerate
+from ..lab.metrics import Lpips, Quality, quality
+from .flops import counted_passes
+from .run import Generation, Progress, Request, generate
+
+WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
+Watch = Callable[[str], Progress]  # a name for what runs -> where its steps go
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How a pipeline is accelerated; None takes the preset of the model family."""
+
+    config: Config | None = None
+    density: float | None = None  # goes over the config's
+    dense_steps: float | None = None
+    dense_layers: float | None = None
+    min_tokens: int | None = None
+
+    def accelerate(self, pipe: Any, profile: bool) -> Handle:
+        return accelerate(
+            pipe,
+            self.density,
+            config=self.config,
+            dense_steps=self.dense_steps,
+            dense_layers=self.dense_layers,
+            min_tokens=self.min_tokens,
+            profile=profile,
+        )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One way to generate the clip, perhaps several times; the median counts."""
+
+    clip: Generation
+    seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def cpu_median(self) -> float:
+        return statistics.median(self.cpu_seconds)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The dense clip, and what the transformer costs beside self-attention."""
+
+    timed: Timed
+    linear_flops: int | None  # per forward pass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`dense` is None if only the sparse clip was generated."""
+
+    model: str
+    request: Request
+    sparsity: Sparsity
+    sparse: Timed
+    dense: Baseline | None
+    passes: int  # forward passes of the transformers in one generation
+    report: Report
+    quality: Quality
+    vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or why not
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.dense is None else self.dense.timed.median / self.sparse.median
+
+    @property
+    def cpu_speedup(self) -> float | None:
+        """In processor time, on a CPU: what a busy machine cannot distort much."""
+        if self.dense is None or self.on_gpu:
+            return None
+        return self.dense.timed.cpu_median / self.sparse.cpu_median
+
+    @property
+    def on_gpu(self) -> bool:
+        return "CUDA" in self.report.clock
+
+    @property
+    def density(self) -> float | None:
+        """Realised share of the pairs in the sparse calls."""
+        return self.report.total.density
+
+    @property
+    def not_measured(self) -> dict[str, str]:
+        """Every metric without a value, and why."""
+        scores = {"vbench": self.vbench} if isinstance(self.vbench, str) else {}
+        return {**self.quality.not_measured, **scores}
+
+    @property
+    def tokens(self) -> int:
+        grids = [grid for transformer in self.report.transformers for grid in transformer.grids]
+        return max((t * h * w for t, h, w in grids), default=0)
+
+    def attention_flops(self, dense: bool) -> int:
+        """Of self-attention in one generation."""
+        total = self.report.total
+        head_dim = total.shapes[0]["q"][-1] if total.shapes else 0
+        if dense:
+            return 4 * head_dim * (total.pairs.get("possible", 0) + total.dense_pairs)
+        return total.flops + 4 * head_dim * total.dense_pairs
+
+    def pflops(self, dense: bool) -> float | None:
+        """Of the transformers in one generation: self-attention, matrix products, convolutions."""
+        if self.dense is None or self.dense.linear_flops is None:
+            return None
+        return (self.attention_flops(dense) + self.passes * self.dense.linear_flops) / 1e15
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        total = self.report.total
+        layers = [layer for transformer in self.report.transformers for layer in transformer.layers]
+        height, width = self.sparse.clip.frames.shape[1:3]
+        return {
+            "speedup": self.speedup,
+            "cpu_speedup": self.cpu_speedup,
+            **self.quality.to_dict(),
+            "vbench": None if isinstance(self.vbench, str) else self.vbench,
+            "not_measured": self.not_measured,
+            "density": self.density,
+            "density_with_dense": total.density_with_dense,
+            "error": total.error,
+            "layers": [layer.name for layer in layers],
+            "density_per_layer": [layer.density for layer in layers],
+            "error_per_layer": [layer.error for layer in layers],
+            "seconds_per_layer": [layer.seconds for layer in layers],
+            "sparse_calls_per_layer": [layer.sparse for layer in layers],
+            "dense_calls_per_layer": [layer.dense_calls for layer in layers],
+            "stage_seconds": total.stages,
+            "attention_seconds": total.seconds,
+            "dense_seconds": None if self.dense is None else self.dense.timed.median,
+            "sparse_seconds": self.sparse.median,
+            "dense_cpu_seconds": None if self.dense is None else self.dense.timed.cpu_median,
+            "sparse_cpu_seconds": self.sparse.cpu_median,
+            "dense_runs": None if self.dense is None else list(self.dense.timed.seconds),
+            "sparse_runs": list(self.sparse.seconds),
+            "dense_step_seconds": None if self.dense is None else self.dense.timed.clip.step_seconds,
+            "sparse_step_seconds": self.sparse.clip.step_seconds,
+            "dense_pflops": self.pflops(dense=True),
+            "sparse_pflops": self.pflops(dense=False),
+            "model": self.model,
+            "prompt": self.request.prompt,
+            "seed": self.request.seed,
+            "steps": self.request.steps,
+            "frames": len(self.sparse.clip.frames),
+            "height": height,
+            "width": width,
+            "tokens": self.tokens,
+            "backends": total.backends,
+            "settings": [transformer.settings for transformer in self.report.transformers],
+            "notes": [*total.notes, *self.report.notes],
+            "versions": doctor.versions(),
+            "machine": machine(),
+        }
+
+
+def compare(
+    pipe: Any,
+    model: str,
+    request: Request,
+    sparsity: Sparsity,
+    *,
+    lpips: Lpips | str,
+    watch: Watch,
+    dense: bool = True,
+    repeats: int = 1,
+    profile: bool = True,
+) -> Comparison:
+    """Dense and sparse in turn, `repeats` times, after a short pass of each that nobody times."""
+    linear_flops = warm_up(pipe, request, sparsity, watch) if dense else None
+    dense_runs, sparse_runs = [], []
+    for _ in range(repeats):
+        if dense:
+            dense_runs.append(generate(pipe, request, watch("dense")))
+        with sparsity.accelerate(pipe, profile) as handle, counted_passes(pipe) as passes:
+            sparse_runs.append(generate(pipe, request, watch("sparse")))
+            report = handle.report()
+    baseline = Baseline(_timed(dense_runs), linear_flops) if dense else None
+    return judged(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
+
+
+def against(
+    pipe: Any,
+    model: str,
+    request: Request,
+    sparsity: Sparsity,
+    baseline: Baseline,
+    *,
+    lpips: Lpips | str,
+    steps: Progress,
+) -> Comparison:
+    """One more sparse generation against a dense one that exists already."""
+    with sparsity.accelerate(pipe, profile=False) as handle, counted_passes(pipe) as passes:
+        run = generate(pipe, request, steps)
+        report = handle.report()
+    return judged(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
+
+
+def dense_baseline(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> Baseline:
+    linear_flops = warm_up(pipe, request, sparsity, watch)
+    return Baseline(_timed([generate(pipe, request, watch("dense"))]), linear_flops)
+
+
+def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> int | None:
+    """A step of each kind at full size, so that neither pays for being first. Returns the FLOPs of a forward
+    pass beside attention."""
+    short = replace(request, steps=WARM_UP_STEPS)
+    with counted_passes(pipe, with_flops=True) as passes:
+        generate(pipe, short, watch("warm-up, dense"))
+    at_once = replace(sparsity, dense_steps=0, dense_layers=0)
+    with at_once.accelerate(pipe, profile=False):
+        generate(pipe, short, watch("warm-up, sparse"))
+    return passes.linear_flops
+
+
+def judged(
+    model: str,
+    request: Request,
+    sparsity: Sparsity,
+    sparse: Timed,
+    dense: Baseline | None,
+    passes: int,
+    report: Report,
+    lpips: Lpips | str,
+) -> Comparison:
+    found = Quality.nothing("there is no dense video to compare with")
+    if dense is not None:
+        found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
+    return Comparison(model, request, sparsity, sparse, dense, passes, report, found)
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": doctor.cpu()["model"],
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": doctor.gpus(),
+        # More than a few tenths before a run means that its times are not those of a quiet machine.
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _timed(runs: list[Generation]) -> Timed:
+    return Timed(runs[-1], tuple(run.seconds for run in runs), tuple(run.cpu_seconds for run in runs))

@@ -1,0 +1,53 @@
+"""How often a pipeline runs its transformers, and what a pass costs beside self-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+COMPONENTS = ("transformer", "transformer_2")
+
+
+class Passes:
+    """Forward passes of the transformers, counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.linear_flops: int | None = None  # of the first pass: matrix products and convolutions
+
+
+@contextmanager
+def counted_passes(pipe: Any, with_flops: bool = False) -> Iterator[Passes]:
+    """Counts what the pipeline does inside the block. `with_flops` slows the first pass down: use it on a
+    warm-up. Attention is left out of it: torch counts it on some devices only, and Residua counts pairs."""
+    from torch.utils.flop_counter import FlopCounterMode  # takes seconds to import
+
+    passes = Passes()
+    mode: list[FlopCounterMode] = []
+
+    def before(*_: Any) -> None:
+        passes.count += 1
+        if with_flops and passes.count == 1:
+            mode.append(FlopCounterMode(display=False).__enter__())
+
+    def after(*_: Any) -> None:
+        if mode:
+            counter = mode.pop()
+            counter.__exit__(None, None, None)
+            totals = counter.get_flop_counts().get("Global", {})
+            passes.linear_flops = sum(n for name, n in totals.items() if "attention" not in str(name))
+
+    hooks = []
+    for name in COMPONENTS:
+        model = getattr(pipe, name, None)
+        if model is not None:
+            hooks.append(model.register_forward_pre_hook(before))
+            hooks.append(model.register_forward_hook(after))
+    try:
+        yield passes
+    finally:
+        if mode:
+            mode.pop().__exit__(None, None, None)
+        for hook in hooks:
+            hook.remove()

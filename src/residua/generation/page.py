@@ -1,0 +1,199 @@
+"""The report of a comparison: one HTML file that needs nothing else, and the files around it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from .comparison import Comparison
+from .videos import (
+    contact_sheet,
+    difference,
+    encode_mp4,
+    encode_png,
+    encode_webp,
+    enlarged,
+    side_by_side,
+    to_pixels,
+)
+
+TEMPLATES = "residua.generation", "templates"
+GAIN = 4  # of the difference clip
+STAGES = ("grouping", "routing", "attention", "probes", "repair", "exact rows")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One figure of the page's head."""
+
+    title: str
+    value: str
+    remark: str
+
+
+def result_files(comparison: Comparison, fps: int, command: str) -> dict[str, bytes]:
+    """Every file of a comparison, by name."""
+    sparse = to_pixels(comparison.sparse.clip.frames)
+    clips = {"sparse": sparse}
+    if comparison.dense is not None:
+        clips = {"dense": to_pixels(comparison.dense.timed.clip.frames), "sparse": sparse}
+    captions = _captions(comparison)
+    large = {captions[name]: enlarged(pixels) for name, pixels in clips.items()}
+    made = {f"{name}.mp4": encode_mp4(enlarged(pixels), fps) for name, pixels in clips.items()}
+    made["side-by-side.webp"] = encode_webp(side_by_side(large), fps)
+    made["contact-sheet.png"] = encode_png(contact_sheet({captions[n]: p for n, p in clips.items()}))
+    made["report.json"] = report_json(comparison)
+    made["report.html"] = report_page(comparison, fps, command)
+    return made
+
+
+def report_json(comparison: Comparison) -> bytes:
+    return (json.dumps(comparison.to_dict(), indent=2, allow_nan=False) + "\n").encode()
+
+
+def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
+    """Escapes everything that it is given; runs only its own script and loads nothing."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    script, style = (_template(name) for name in ("report.js", "report.css"))
+    page = environment.get_template("report.html").render(
+        facts=comparison.to_dict(),
+        cards=_cards(comparison),
+        clips=_clips(comparison, fps),
+        layers=_layers(comparison),
+        stages=_stages(comparison),
+        curve=_curve(comparison.quality.psnr_per_frame),
+        frames=len(comparison.sparse.clip.frames),
+        fps=fps,
+        command=command,
+        script=script,
+        style=style,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        version=__version__,
+    )
+    return page.encode()
+
+
+def _template(name: str) -> str:
+    return (files(TEMPLATES[0]) / TEMPLATES[1] / name).read_text(encoding="utf-8").strip()
+
+
+def _captions(comparison: Comparison) -> dict[str, str]:
+    if comparison.dense is None:
+        return {"sparse": f"sparse  {comparison.sparse.median:.1f} s"}
+    return {
+        "dense": f"dense  {comparison.dense.timed.median:.1f} s",
+        "sparse": f"sparse  {comparison.sparse.median:.1f} s, {comparison.speedup:.2f}x",
+    }
+
+
+def _clips(comparison: Comparison, fps: int) -> list[dict[str, str]]:
+    sparse = to_pixels(comparison.sparse.clip.frames)
+    shown: dict[str, np.ndarray] = {}
+    if comparison.dense is not None:
+        dense = to_pixels(comparison.dense.timed.clip.frames)
+        shown["Dense attention"] = dense
+    shown["Sparse attention"] = sparse
+    if comparison.dense is not None:
+        shown[f"Difference, {GAIN} times amplified"] = difference(sparse, dense, GAIN)
+    return [
+        {"title": title, "source": "data:video/mp4;base64," + _base64(encode_mp4(enlarged(pixels), fps))}
+        for title, pixels in shown.items()
+    ]
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _cards(comparison: Comparison) -> list[Card]:
+    found = comparison.quality
+    missing = found.not_measured
+    seconds = f"{comparison.sparse.median:.1f} s"
+    if comparison.dense is not None:
+        seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
+    return [
+        Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
+        Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),
+        Card("PSNR", _number(found.psnr, "{:.1f} dB"), missing.get("psnr", "sparse against dense")),
+        Card("SSIM", _number(found.ssim, "{:.4f}"), missing.get("ssim", "1 is identical")),
+        Card("LPIPS", _number(found.lpips, "{:.4f}"), missing.get("lpips", "AlexNet v0.1; 0 is identical")),
+    ]
+
+
+def _density_remark(comparison: Comparison) -> str:
+    total = comparison.report.total
+    if total.density is None:
+        return "every call stayed dense"
+    share = _number(total.density_with_dense, "{:.1%}")
+    return f"of the pairs in {total.sparse} sparse calls; {share} with the {total.dense_calls} dense ones"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not measured" if value is None else form.format(value)
+
+
+def _layers(comparison: Comparison) -> list[dict[str, Any]]:
+    """Bars of density and error per layer, as percentages of the longest."""
+    layers = [
+        (transformer.name, layer)
+        for transformer in comparison.report.transformers
+        for layer in transformer.layers
+    ]
+    longest = max((layer.error for _, layer in layers if layer.error is not None), default=0.0) or 1.0
+    return [
+        {
+            "name": layer.name if len(comparison.report.transformers) == 1 else f"{owner}.{layer.name}",
+            "density": layer.density,
+            "density_bar": 100 * (layer.density or 0.0),
+            "error": layer.error,
+            "error_bar": 100 * (layer.error or 0.0) / longest,
+            "sparse": layer.sparse,
+            "dense": layer.dense_calls,
+            "seconds": layer.seconds,
+        }
+        for owner, layer in layers
+    ]
+
+
+def _stages(comparison: Comparison) -> list[dict[str, Any]]:
+    """Where the time of the sparse generation went; the last parts are dense calls and everything else."""
+    total = comparison.report.total
+    if not total.stages:
+        return []
+    parts = {name: total.stages.get(name, 0.0) for name in STAGES}
+    parts["receipts and layout"] = max(0.0, total.sparse_seconds - sum(total.stages.values()))
+    parts["attention that stayed dense"] = total.dense_seconds
+    parts["rest of the model"] = max(0.0, comparison.sparse.clip.seconds - total.seconds)
+    whole = sum(parts.values()) or 1.0
+    return [
+        {"name": name, "seconds": seconds, "share": 100 * seconds / whole, "colour": place}
+        for place, (name, seconds) in enumerate(parts.items())
+        if seconds > 0.0005 * whole
+    ]
+
+
+def _curve(values: tuple[float | None, ...]) -> dict[str, Any] | None:
+    """PSNR over the frames as the points of a polyline in a box of 600 x 120."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return None
+    low, high = np.floor(min(known)) - 1, np.ceil(max(known)) + 1
+    step = 600 / (len(values) - 1)
+    points = [
+        f"{step * place:.1f},{120 * (high - value) / (high - low):.1f}"
+        for place, value in enumerate(values)
+        if value is not None
+    ]
+    return {"points": " ".join(points), "low": f"{low:.0f}", "high": f"{high:.0f}"}

@@ -1,0 +1,142 @@
+"""What a rival is: a training-free method that answers one attention call within a budget of query-key pairs.
+
+One accounting for all. A *pair* is a query row times a key, evaluated exactly and used in the softmax; its
+share of all pairs is the density, and no rival may exceed the target. Everything else that costs products of
+head-dim vectors (scores of blocks, centroids in place of keys, distances of k-means) is counted beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...config import Config
+from ...errors import InputError
+from ...execution.backend import Backend, Demand, select
+from ...inputs import judge
+from ...sizing import default_groups
+from ...types import Call, Partition, Route
+
+
+@dataclass(frozen=True)
+class Task:
+    """One call for all rivals: the same tensors, budget, group counts and attention backend."""
+
+    q: Tensor  # [B, H, Nq, D] fp32
+    k: Tensor  # [B, H, Nk, D] fp32
+    v: Tensor  # [B, H, Nk, Dv] fp32
+    density: float
+    scale: float
+    grid: tuple[int, ...] | None = None  # of the tokens, row-major; None if they have no places
+    groups: tuple[int, int] | None = None  # query groups, K/V groups; None: as many as Residua takes
+    backend_name: str = "auto"
+
+    def __post_init__(self) -> None:
+        Config(density=self.density)  # the only judge of a density
+        if self.q.shape[1] != self.k.shape[1]:
+            raise InputError(f"{self.q.shape[1]} heads, {self.k.shape[1]} K/V heads: repeat the K/V heads")
+
+    @cached_property
+    def call(self) -> Call:
+        return judge(self.q, self.k, self.v, scale=self.scale)
+
+    @cached_property
+    def backend(self) -> Backend:
+        return select(self.backend_name, Demand.of(self.call))
+
+    @property
+    def heads(self) -> int:
+        """Batch times heads."""
+        return self.q.shape[0] * self.q.shape[1]
+
+    @property
+    def rows(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def possible(self) -> int:
+        """Pairs of dense attention, over all heads."""
+        return self.heads * self.rows * self.keys
+
+    @property
+    def budget(self) -> Tensor:
+        """Pairs that a head may evaluate.  # [B, H] int64"""
+        return torch.full(self.q.shape[:2], int(self.density * self.rows * self.keys), dtype=torch.long)
+
+    @property
+    def group_counts(self) -> tuple[int, int]:
+        """Query and K/V groups, the same for all rivals, so that nobody routes on a finer raster."""
+        query, kv = self.groups or default_groups(self.rows, self.keys)
+        return min(query, self.rows), min(kv, self.keys)
+
+    def attend(self, route: Route) -> tuple[Tensor, Tensor]:
+        """Exact attention over the kept cells -> output [B, H, Nq, Dv] fp32, log-sum-exp [B, H, Nq]."""
+        return self.backend.attend(self.q, self.k, self.v, route, self.scale, out_dtype=torch.float32)
+
+    def means(self, query: Partition, kv: Partition) -> tuple[Tensor, Tensor]:
+        """Centroids of query and key groups.  # [B, H, Cq, D], [B, H, Ck, D]"""
+        return self.backend.group_means(self.q, query), self.backend.group_means(self.k, kv)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rival computed and what it spent, over all heads."""
+
+    out: Tensor  # [B, H, Nq, Dv] fp32
+    pairs: dict[str, int]  # exact pairs by purpose: routed, probe
+    products: dict[str, int] = field(default_factory=dict)  # beside them: prediction, compensation, grouping
+    route: Route | None = None  # the cells behind the routed pairs
+    lse: Tensor | None = None  # [B, H, Nq] log-sum-exp over the routed pairs alone
+
+    @property
+    def executed(self) -> int:
+        return sum(self.pairs.values())
+
+    @staticmethod
+    def routed(out: Tensor, lse: Tensor, route: Route, products: dict[str, int]) -> Outcome:
+        """The outcome of a method whose exact pairs are its cells and nothing else."""
+        return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse)
+
+
+class Rival:
+    """Base of the rivals. A new one is a class with `@register`, in a file of its own."""
+
+    name: ClassVar[str]  # as on the command line
+    title: ClassVar[str]  # as in a table
+    source: ClassVar[str]  # whose idea it is, and where it is described
+    simplified: ClassVar[str] = "nothing"  # against that description
+    reference: ClassVar[bool] = False  # not a method anyone could run: dense attention, the oracle
+
+    def refuses(self, task: Task) -> str | None:
+        """Why this method has no answer for the call, or None."""
+        return None
+
+    def run(self, task: Task) -> Outcome:
+        raise NotImplementedError
+
+
+RIVALS: dict[str, Rival] = {}
+
+
+def register(rival: type[Rival]) -> type[Rival]:
+    """Class decorator: makes a rival known under its name."""
+    if rival.name in RIVALS:
+        raise ValueError(f"two rivals are called {rival.name!r}")
+    RIVALS[rival.name] = rival()
+    return rival
+
+
+def find(names: list[str] | None) -> list[Rival]:
+    """The rivals of these names, in their order; all of them without names."""
+    unknown = [name for name in names or [] if name not in RIVALS]
+    if unknown:
+        raise InputError(f"no method {', '.join(unknown)}; there are: {', '.join(RIVALS)}")
+    return [RIVALS[name] for name in dict.fromkeys(names or RIVALS)]

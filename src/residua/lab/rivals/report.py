@@ -1,0 +1,198 @@
+"""The study of the rivals as tables, findings and a figure."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Sequence
+
+import torch
+
+from ...errors import InputError
+from ..report import Finding, Picture, Report
+from ..tables import Table, share
+from .base import RIVALS, find
+from .study import Measurement, Refusal, Settings
+
+OURS = "sparsepr"
+ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
+COST_COLUMNS = ("method", "density", "skipped mass", "beside", "grouping", "CPU ms")
+ERROR_NOTE = (
+    "norm(out - dense) / norm(dense) per row, averaged over calls. Held-out: all rows but SparsePR's probes. "
+    "Won: calls with a lower mean error than SparsePR's on those rows."
+)
+COST_NOTE = (
+    "Density: exact query-key pairs. Skipped mass: attention that the kept cells miss. Beside: products for "
+    "prediction and compensation; grouping: products of k-means from a cold start; both as shares of the "
+    "pairs of dense attention. CPU ms: the whole method, median over calls."
+)
+
+
+def models(found: Sequence[Measurement]) -> list[str]:
+    return list(dict.fromkeys(item.model for item in found))
+
+
+def of(found: Sequence[Measurement], model: str, method: str) -> list[Measurement]:
+    return [item for item in found if item.model == model and item.method == method]
+
+
+def methods(found: Sequence[Measurement], model: str) -> list[str]:
+    return list(dict.fromkeys(item.method for item in found if item.model == model))
+
+
+def average(items: Sequence[Measurement], name: str) -> float:
+    return statistics.fmean(getattr(item, name) for item in items)
+
+
+def better_calls(found: Sequence[Measurement], model: str, method: str) -> str:
+    """In how many calls a method has less error than SparsePR."""
+    ours = {item.call: item.held_out_mean for item in of(found, model, OURS)}
+    if method == OURS or RIVALS[method].reference or not ours:
+        return ""
+    theirs = [item for item in of(found, model, method) if item.call in ours]
+    return f"{sum(item.held_out_mean < ours[item.call] for item in theirs)} of {len(theirs)}"
+
+
+def error_table(found: Sequence[Measurement], refused: Sequence[Refusal], model: str) -> Table:
+    rows = []
+    for method in methods(found, model):
+        items = of(found, model, method)
+        names = ("mean", "p99", "held_out_mean", "held_out_p99")
+        figures = [f"{average(items, name):.4f}" for name in names]
+        rows.append((RIVALS[method].title, *figures, better_calls(found, model, method)))
+    calls = len({item.call for item in found if item.model == model})
+    left_out = [f"Not run: {RIVALS[r.method].title}: {r.reason}." for r in refused if r.model == model]
+    note = " ".join([ERROR_NOTE, *left_out])
+    return Table(f"{model}, {calls} calls: error", ERROR_COLUMNS, tuple(rows), note, RIVALS[OURS].title)
+
+
+def cost_table(found: Sequence[Measurement], model: str, target: float) -> Table:
+    rows = []
+    for method in methods(found, model):
+        items = of(found, model, method)
+        mass = [item.skipped_mass for item in items if item.skipped_mass is not None]
+        rows.append(
+            (
+                RIVALS[method].title,
+                share(average(items, "density"), 2),
+                share(statistics.fmean(mass)) if mass else "",
+                share(average(items, "beside")),
+                share(average(items, "grouping"), 0),
+                f"{1e3 * statistics.median(item.cpu_seconds for item in items):.0f}",
+            )
+        )
+    note = " ".join([COST_NOTE, *over_target(found, model, target)])
+    return Table(f"{model}: cost", COST_COLUMNS, tuple(rows), note, RIVALS[OURS].title)
+
+
+def over_target(found: Sequence[Measurement], model: str, target: float) -> list[str]:
+    """Every query group keeps at least one cell, which can be more than a small budget on a short call."""
+    lines = []
+    for method in methods(found, model):
+        items = of(found, model, method)
+        over = [item.density for item in items if item.density > target + 1e-9]
+        if over and method != "dense":
+            worst = f"in {len(over)} of {len(items)} calls, by {share(max(over) - target, 2)} at most"
+            lines.append(f"Above the target: {RIVALS[method].title} {worst}.")
+    return lines
+
+
+def sources(names: Sequence[str]) -> dict[str, str]:
+    """Whose idea every method is, and what is simplified here."""
+    return {rival.title: f"{rival.source}. Simplified: {rival.simplified}." for rival in find(list(names))}
+
+
+def findings(found: Sequence[Measurement]) -> list[Finding]:
+    """Whether SparsePR has the least error of the methods that can be run, per model."""
+    made = []
+    for model in models(found):
+        errors = {
+            method: average(of(found, model, method), "held_out_mean")
+            for method in methods(found, model)
+            if not RIVALS[method].reference
+        }
+        if OURS not in errors or len(errors) < 2:
+            continue
+        best = min((method for method in errors if method != OURS), key=errors.__getitem__)
+        evidence = f"{errors[OURS]:.4f}; the best rival is {RIVALS[best].title} with {errors[best]:.4f}"
+        claim = f"{model}: SparsePR has the least mean error on held-out rows"
+        made.append(Finding(claim, errors[OURS] <= errors[best], evidence))
+    return made
+
+
+def figure(found: Sequence[Measurement]) -> Picture:
+    """Errors as bars, best at the top, a panel per model, with the CPU time beside each."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise InputError("a figure needs matplotlib; pip install residua[lab]") from missing
+    names = models(found)
+    canvas = Figure(figsize=(6.6 * len(names), 4.8), layout="constrained")
+    for axes, model in zip(canvas.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        bars = sorted(bars_of(found, model), key=lambda bar: -bar[1])
+        for place, (method, error, milliseconds) in enumerate(bars):
+            rival = RIVALS[method]
+            colour = "#d2593c" if method == OURS else "#b9bec9" if rival.reference else "#3563d9"
+            axes.barh(place, error, color=colour)
+            time = "" if rival.reference else f", {milliseconds:.0f} ms"
+            axes.annotate(
+                f"{error:.4f}{time}", (error, place), (4, 0), textcoords="offset points", va="center", size=8
+            )
+        axes.set_yticks(range(len(bars)), [RIVALS[method].title for method, _, _ in bars], fontsize=9)
+        axes.set_xlim(0, 1.35 * max(error for _, error, _ in bars) or 1.0)
+        axes.set_xlabel("mean relative row error")
+        axes.set_title(model)
+    stream = io.BytesIO()
+    canvas.savefig(stream, format="png", dpi=130, metadata={"Software": None})
+    caption = (
+        "Mean over the calls of a model, on the rows that SparsePR did not probe; CPU time of the whole "
+        "method. Grey: not a method that could be run."
+    )
+    return Picture("rivals", "Error at the same density", caption, stream.getvalue())
+
+
+def bars_of(found: Sequence[Measurement], model: str) -> list[tuple[str, float, float]]:
+    """Method, mean error, CPU milliseconds; without dense attention, which has no error."""
+    made = []
+    for method in methods(found, model):
+        items = of(found, model, method)
+        if method != "dense":
+            milliseconds = 1e3 * statistics.median(item.cpu_seconds for item in items)
+            made.append((method, average(items, "held_out_mean"), milliseconds))
+    return made
+
+
+def make_report(
+    found: Sequence[Measurement], refused: Sequence[Refusal], settings: Settings, command: str
+) -> Report:
+    names = list(dict.fromkeys(item.method for item in found))
+    calls = len({(item.model, item.call) for item in found})
+    tables = [
+        table
+        for model in models(found)
+        for table in (error_table(found, refused, model), cost_table(found, model, settings.density))
+    ]
+    return Report(
+        title=f"Training-free methods at {settings.density:.0%} of the pairs",
+        lead=(
+            f"{len(names)} methods on {calls} recorded calls, each with the same budget of exact query-key "
+            "pairs, the same group counts and the same attention backend. All but SDPA are research code in "
+            "PyTorch around that backend: their times compare with each other, not with the authors' kernels."
+        ),
+        command=command,
+        tables=tables,
+        pictures=[figure(found)] if set(names) - {"dense"} else [],
+        findings=findings(found),
+        facts={
+            "target": f"{settings.density:g}",
+            "repeats": f"{settings.repeats}, the median is reported",
+            "threads": str(torch.get_num_threads()),
+            "groups": "as many as Residua takes" if settings.groups is None else str(settings.groups),
+            "backend": ", ".join(sorted({item.backend for item in found})),
+            **sources(names),
+        },
+        data={
+            "measurements": [item.to_dict() for item in found],
+            "refused": [vars(item) for item in refused],
+        },
+    )

@@ -1,0 +1,60 @@
+"""A hook for VBench, the benchmark that judges a video on its own. It is large, brings its own models and
+needs a GPU for most of them: Residua runs it where the user installed it, and says so where it did not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+
+DIMENSIONS = ("imaging_quality", "subject_consistency")  # what the paper reports
+NOT_INSTALLED = "VBench is not installed: pip install vbench, in an environment of its own"
+
+
+def vbench(
+    video: str | Path, dimensions: tuple[str, ...] = DIMENSIONS, device: str = "cuda"
+) -> dict[str, float] | str:
+    """Scores of one video file per dimension, or the reason why nothing was measured."""
+    if not Path(video).is_file():
+        raise InputError(f"{video}: no such file; wanted a video")
+    found = importlib.util.find_spec("vbench")
+    if found is None or found.origin is None:
+        return NOT_INSTALLED
+    from vbench import VBench
+
+    descriptions = Path(found.origin).with_name("VBench_full_info.json")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            judge = VBench(device, str(descriptions), folder)
+            judge.evaluate(
+                videos_path=str(video), name="residua", dimension_list=list(dimensions), mode="custom_input"
+            )
+        # It downloads models and runs them: a video that took an hour must outlive whatever that raises.
+        except Exception as error:
+            return f"VBench failed ({type(error).__name__}: {error})"
+        results = Path(folder) / "residua_eval_results.json"
+        if not results.is_file():
+            return "VBench ran and wrote no results"
+        return _scores(json.loads(results.read_text(encoding="utf-8")), dimensions)
+
+
+def vbench_clip(content: bytes, device: str) -> dict[str, float] | str:
+    """The same for an encoded mp4 that is not a file yet."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        path.write_bytes(content)
+        return vbench(path, device=device)
+
+
+def _scores(results: Any, dimensions: tuple[str, ...]) -> dict[str, float] | str:
+    """VBench writes {dimension: [score, [one entry per video]]}."""
+    try:
+        scores = {name: float(results[name][0]) for name in dimensions}
+    except (KeyError, IndexError, TypeError, ValueError):
+        return "VBench wrote results in a form that is not known"
+    return scores if all(map(math.isfinite, scores.values())) else "VBench returned NaN"

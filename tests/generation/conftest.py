@@ -1,0 +1,66 @@
+"""A randomly initialised miniature pipeline and clips so small that they cost nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+pytest.importorskip("diffusers")
+pytest.importorskip("av")
+pytest.importorskip("jinja2")
+
+from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
+
+from residua.config import Config
+from residua.generation.comparison import Sparsity, compare
+from residua.generation.run import Request
+from residua.mini.model import TRANSFORMER_CONFIG, PromptTable
+from residua.mini.pipeline import MiniVideoPipeline
+
+PROMPT = "a red circle moving right on a grey background"
+SMALL = {"num_layers": 2, "attention_head_dim": 32, "ffn_dim": 64}
+
+
+@pytest.fixture(scope="session")
+def pipe() -> MiniVideoPipeline:
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        transformer, table = WanTransformer3DModel(**{**TRANSFORMER_CONFIG, **SMALL}), PromptTable()
+    with torch.no_grad():
+        for param in (*transformer.parameters(), *table.parameters()):
+            param.copy_(0.1 * torch.randn(param.shape, generator=generator))
+    return MiniVideoPipeline(transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), table)
+
+
+@pytest.fixture(scope="session")
+def weights(pipe, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    pipe.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def request_small() -> Request:
+    return Request(PROMPT, seed=1, steps=3, height=16, width=16, frames=8)
+
+
+@pytest.fixture
+def sparsity() -> Sparsity:
+    return Sparsity(Config(density=0.4, backend="portable"), dense_steps=1, dense_layers=1, min_tokens=0)
+
+
+@pytest.fixture(scope="session")
+def comparison(pipe):
+    return compare(
+        pipe,
+        "mini",
+        Request(PROMPT, seed=1, steps=3, height=16, width=16, frames=8),
+        Sparsity(Config(density=0.4, backend="portable"), dense_steps=1, dense_layers=1, min_tokens=0),
+        lpips="no weights here",
+        watch=lambda name: lambda done, total: None,
+        repeats=2,
+    )

@@ -1,0 +1,73 @@
+"""The report: one file, everything escaped, nothing loaded."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+
+import pytest
+
+from residua.generation.page import report_page, result_files
+
+HOSTILE = "<script>alert(1)</script> \"><img src=x onerror=alert(2)> {{ 7 * 7 }} </title> 'quoted'"
+
+
+@pytest.fixture(scope="module")
+def hostile_page(comparison) -> str:
+    request = dataclasses.replace(comparison.request, prompt=HOSTILE)
+    hostile = dataclasses.replace(comparison, request=request, model="<b>model</b>")
+    return report_page(hostile, 12, f"residua demo --prompt {HOSTILE}").decode()
+
+
+def test_a_hostile_prompt_is_text(hostile_page):
+    assert "<script>alert" not in hostile_page and "<img" not in hostile_page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in hostile_page
+    assert "{{ 7 * 7 }}" in hostile_page and "<b>model" not in hostile_page
+    assert hostile_page.count("<script>") == 1
+
+
+def test_only_the_page_s_own_script_may_run(hostile_page):
+    script = re.search(r"<script>(.*?)</script>", hostile_page, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in hostile_page and "default-src 'none'" in hostile_page
+    assert not re.search(r"\son\w+=", hostile_page.replace("onerror", ""))
+
+
+def test_the_page_needs_nothing_else(hostile_page):
+    sources = re.findall(r'(?:src|href)="([^"]*)"', hostile_page)
+    assert len(sources) == 3 and all(source.startswith("data:video/mp4;base64,") for source in sources)
+    assert "http://" not in hostile_page and "https://" not in hostile_page
+
+
+def test_the_page_tells_the_figures(comparison):
+    page = report_page(comparison, 12, "residua demo").decode()
+    assert f"{comparison.quality.psnr:.1f} dB" in page and "not measured" in page
+    assert "no weights here" in page and f"{comparison.density:.1%}" in page
+    for word in ("blocks.1.attn1", "grouping", "rest of the model", "128 video tokens", "PFLOPs"):
+        assert word in page
+
+
+def test_scores_of_vbench_are_shown_where_there_are_some(comparison):
+    assert "residua generate --vbench" in comparison.to_dict()["not_measured"]["vbench"]
+    scored = dataclasses.replace(comparison, vbench={"sparse": {"imaging_quality": 0.71}})
+    assert "vbench" not in scored.to_dict()["not_measured"]
+    assert "imaging_quality 0.7100" in report_page(scored, 12, "residua generate").decode()
+
+
+def test_every_file_is_made(comparison):
+    made = result_files(comparison, 12, "residua demo")
+    assert set(made) == {
+        "dense.mp4", "sparse.mp4", "side-by-side.webp", "contact-sheet.png", "report.html", "report.json",
+    }  # fmt: skip
+    facts = json.loads(made["report.json"])
+    for key in ("speedup", "psnr", "ssim", "lpips", "density", "density_per_layer", "versions", "machine"):
+        assert key in facts
+
+
+def test_without_a_dense_clip_nothing_is_compared(comparison):
+    alone = dataclasses.replace(comparison, dense=None)
+    made = result_files(alone, 12, "residua demo --no-dense")
+    assert "dense.mp4" not in made and b"Difference" not in made["report.html"]

@@ -123,6 +123,8 @@ def _cards(comparison: Comparison) -> list[Card]:
     seconds = f"{comparison.sparse.median:.1f} s"
     if comparison.dense is not None:
         seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
+    if comparison.cpu_speedup is not None:
+        seconds += f"; {comparison.cpu_speedup:.2f}x in processor time"
     return [
         Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
         Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),

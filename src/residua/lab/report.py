@@ -1,0 +1,123 @@
+"""One study as files: `report.html` that needs nothing else, `report.md`, `report.json`, and the figures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from .. import __version__
+from ..errors import InputError
+from .tables import Table
+
+TEMPLATES = "residua.lab", "templates"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as PNG."""
+
+    name: str  # of its file, without the ending
+    title: str
+    caption: str
+    png: bytes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim and what the numbers say about it: True, False, or None where they cannot tell; `mixed` if it
+    holds for some models, or for some of what it says."""
+
+    claim: str
+    holds: bool | None
+    evidence: str
+    mixed: bool = False
+
+    @property
+    def verdict(self) -> str:
+        return (
+            "mixed"
+            if self.mixed
+            else {True: "confirmed", False: "contradicted", None: "not measured"}[self.holds]
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a command of the lab found. `facts` are lines of small print, `data` goes to JSON alone."""
+
+    title: str
+    lead: str
+    command: str
+    tables: Sequence[Table]
+    pictures: Sequence[Picture] = ()
+    findings: Sequence[Finding] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def files(self) -> dict[str, bytes]:
+        """Every file of the report, by name."""
+        made = {f"{picture.name}.png": picture.png for picture in self.pictures}
+        made["report.json"] = self.json().encode()
+        made["report.md"] = self.markdown().encode()
+        made["report.html"] = self.page().encode()
+        return made
+
+    def json(self) -> str:
+        found = {
+            "title": self.title,
+            "command": self.command,
+            "version": __version__,
+            "facts": dict(self.facts),
+            "findings": [
+                {"claim": item.claim, "verdict": item.verdict, "evidence": item.evidence}
+                for item in self.findings
+            ],
+            "tables": [table.to_dict() for table in self.tables],
+            "data": _plain(self.data),
+        }
+        return json.dumps(found, indent=1, allow_nan=False) + "\n"
+
+    def markdown(self) -> str:
+        parts = [f"# {self.title}", self.lead, f"    {self.command}"]
+        if self.findings:
+            lines = [f"- {item.claim}: **{item.verdict}** ({item.evidence})" for item in self.findings]
+            parts.append("\n".join(lines))
+        parts += [table.markdown() for table in self.tables]
+        parts += [f"![{item.title}]({item.name}.png)\n\n{item.caption}" for item in self.pictures]
+        parts.append("\n".join(f"- {name}: {value}" for name, value in self.facts.items()))
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def page(self) -> str:
+        """Escapes everything that it is given, runs no script and loads nothing."""
+        try:
+            from jinja2 import Environment, PackageLoader, StrictUndefined
+        except ImportError as error:
+            raise InputError("a report needs jinja2; pip install residua[lab]") from error
+        environment = Environment(
+            loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+            lstrip_blocks=True,
+        )  # fmt: skip
+        style = (files(TEMPLATES[0]) / TEMPLATES[1] / "lab.css").read_text(encoding="utf-8").strip()
+        sources = {
+            item.name: "data:image/png;base64," + base64.b64encode(item.png).decode()
+            for item in self.pictures
+        }
+        return environment.get_template("lab.html").render(
+            report=self, style=style, sources=sources, version=__version__
+        )
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN; a figure that is not a number is null."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

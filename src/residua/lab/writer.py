@@ -1,0 +1,137 @@
+"""Writing captures: bounded, whole files only, and able to go on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import InputError
+from .captures import FORMAT, MANIFEST, VERSION, Grid, Ranges, entry_key, read_captures, read_manifest
+
+
+class CaptureWriter:
+    """Adds calls to a folder, the manifest after every one, so that a run that was cut short can go on.
+
+    `run` says what was generated; a folder that holds another model or run is refused. `limit_bytes` bounds
+    the tensors of the whole folder.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: str,
+        limit_bytes: int = 1 << 30,
+        run: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.limit_bytes = limit_bytes
+        self._manifest: dict[str, Any] = {
+            "format": FORMAT, "version": VERSION, "model": model, "run": dict(run or {}), "calls": [],
+        }  # fmt: skip
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
+            raise InputError(f"{self.folder} is a link or a file: give a folder")
+        if (self.folder / MANIFEST).exists():
+            self._resume()
+        elif self.folder.is_dir() and any(self.folder.iterdir()):
+            raise InputError(f"{self.folder} holds files and no {MANIFEST}: choose a new folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._known = {entry_key(entry) for entry in self._manifest["calls"]}
+        self.bytes = (
+            sum(call.path.stat().st_size for call in read_captures(self.folder)) if self._known else 0
+        )
+
+    def _resume(self) -> None:
+        found = read_manifest(self.folder)
+        for name in ("model", "run"):
+            if found.get(name) != self._manifest[name]:
+                raise InputError(
+                    f"{self.folder} holds a capture of another {name} ({found.get(name)!r}, not "
+                    f"{self._manifest[name]!r}): choose another folder, or repeat the same run"
+                )
+        self._manifest = found
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def has(self, layer: int | str, head: int, step: int | None, branch: str) -> bool:
+        return (layer, head, step, branch) in self._known
+
+    def add(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        layer: int | str,
+        head: int,
+        step: int | None = None,
+        branch: str = "",
+        grid: Grid | None = None,
+        scale: float | None = None,
+        text: Ranges | None = None,
+        text_queries: Ranges | None = None,
+    ) -> bool:
+        """Writes one head: q [Nq, D], k [Nk, D], v [Nk, Dv]. False if it is there already or would not fit
+        the limit."""
+        tensors = {name: _compact(x) for name, x in zip("qkv", (q, k, v), strict=True)}
+        size = sum(x.numel() * x.element_size() for x in tensors.values())
+        if self.has(layer, head, step, branch) or self.bytes + size > self.limit_bytes:
+            return False
+        safe = re.sub(r"[^A-Za-z0-9]+", "-", f"{layer}"), re.sub(r"[^A-Za-z0-9]+", "-", branch)
+        entry = {
+            "file": f"L{safe[0]}_H{head}_S{step}_{safe[1] or 'all'}.safetensors",
+            "layer": layer, "head": head, "step": step, "branch": branch,
+            "grid": None if grid is None else list(grid),
+            "scale": 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
+            "text": None if text is None else [list(pair) for pair in text],
+            "text_queries": None if text_queries is None else [list(pair) for pair in text_queries],
+        }  # fmt: skip
+        _replace(self.folder / str(entry["file"]), lambda path: save_file(tensors, path))
+        self._manifest["calls"].append(entry)
+        self._known.add(entry_key(entry))
+        self.bytes += size
+        text_of = json.dumps(self._manifest, indent=1, allow_nan=False) + "\n"
+        _replace(self.folder / MANIFEST, lambda path: path.write_text(text_of, encoding="utf-8"))
+        return True
+
+
+def clear_capture(folder: Path) -> None:
+    """Deletes the calls that a folder's manifest lists, and the manifest; other files stay."""
+    if not (folder / MANIFEST).exists():
+        return
+    for call in read_captures(folder):
+        call.path.unlink()
+    (folder / MANIFEST).unlink()
+
+
+def _compact(x: Tensor) -> Tensor:
+    """Half precision, unless a value leaves its range."""
+    x = x.detach().to("cpu")
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return x.contiguous()
+    half = x.to(torch.float16)
+    return (half if bool(torch.isfinite(half).all()) else x.float()).contiguous()
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Whole or not at all."""
+    handle, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    os.close(handle)
+    try:
+        write(Path(scratch))
+        Path(scratch).chmod(0o644)
+        os.replace(scratch, path)
+    except OSError as error:
+        raise InputError(f"{path}: could not be written ({error.strerror or error})") from error
+    finally:
+        Path(scratch).unlink(missing_ok=True)

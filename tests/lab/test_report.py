@@ -1,0 +1,102 @@
+"""The report of a study: complete, escaped, self-contained; and the commands that write it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("jinja2")
+typer_testing = pytest.importorskip("typer.testing")
+
+from residua.cli import app  # noqa: E402
+from residua.lab import figures  # noqa: E402
+from residua.lab.report import Finding, Picture, Report  # noqa: E402
+from residua.lab.tables import Table  # noqa: E402
+
+SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def report() -> Report:
+    table = Table(
+        "Errors", ("method", HOSTILE), ((HOSTILE, "0.1"), ("ours | x", "0.2")), "a note", "ours | x"
+    )
+    png = figures.curves({"a": {"b": [(0.0, 1.0), (1.0, 2.0)]}}, "x", "y")
+    return Report(
+        title=f"A study {HOSTILE}",
+        lead="lead",
+        command="residua ablate x",
+        tables=[table],
+        pictures=[Picture("curve", HOSTILE, "caption", png)],
+        findings=[Finding(HOSTILE, True, "e"), Finding("no", False, "e"), Finding("?", None, "e")],
+        facts={"calls": HOSTILE},
+        data={"value": float("nan"), "list": [1.0, float("inf")]},
+    )
+
+
+def test_a_report_is_four_kinds_of_files(report):
+    files = report.files()
+    assert set(files) == {"report.html", "report.md", "report.json", "curve.png"}
+    assert files["curve.png"].startswith(b"\x89PNG")
+    found = json.loads(files["report.json"])
+    assert found["data"] == {"value": None, "list": [1.0, None]}
+    assert [item["verdict"] for item in found["findings"]] == ["confirmed", "contradicted", "not measured"]
+
+
+def test_the_page_escapes_everything_and_loads_nothing(report):
+    page = report.page()
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "default-src 'none'" in page and "data:image/png;base64," in page
+
+
+def test_markdown_keeps_a_bar_inside_its_cell(report):
+    text = report.markdown()
+    assert "| **ours \\| x** | **0.2** |" in text and "![" in text and "residua ablate x" in text
+
+
+def test_figures_are_the_same_for_the_same_numbers():
+    groups = {"m": {"a": 1.0, "b": 2.0}}
+    assert figures.bars(groups, "y") == figures.bars(groups, "y")
+
+
+def run(*arguments: object):
+    return typer_testing.CliRunner().invoke(app, [str(part) for part in arguments])
+
+
+@pytest.mark.parametrize("command", ["analyze", "ablate"])
+def test_a_command_writes_its_report(tmp_path, command):
+    out = tmp_path / "out"
+    result = run(command, SHIPPED, "--quick", "--backend", "portable", "--out", out)
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in out.iterdir()}
+    assert {"report.html", "report.md", "report.json"} <= names and any(
+        name.endswith(".png") for name in names
+    )
+    found = json.loads((out / "report.json").read_text())
+    assert found["tables"] and found["findings"] and found["command"].startswith(f"residua {command}")
+    assert str(tmp_path) not in (out / "report.html").read_text()
+    assert "report.html" in result.output
+
+    again = run(command, SHIPPED, "--quick", "--out", out)
+    assert again.exit_code == 2 and "--force" in again.output
+
+
+@pytest.mark.parametrize("command", ["analyze", "ablate"])
+def test_what_is_no_capture_ends_with_a_message(tmp_path, command):
+    (tmp_path / "empty").mkdir()
+    for folder in ("gone", "empty"):
+        result = run(command, tmp_path / folder, "--out", tmp_path / "out")
+        assert result.exit_code == 2 and "error:" in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_capture_refuses_numbers_that_are_none(tmp_path):
+    pytest.importorskip("diffusers")
+    result = run("capture", "--steps", "one", "--out", tmp_path / "c")
+    assert result.exit_code == 2 and "whole numbers" in result.output

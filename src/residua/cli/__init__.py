@@ -1,11 +1,9 @@
 """The command line: parse, call, print. One file per command; the work is done elsewhere."""
 
-from . import ablate, analyze, bench, capture, compare, demo, doctor, generate, plan, rivals, synthetic
+from . import bench, capture, compare, demo, doctor, generate, plan, rivals, studies, synthetic
 from .app import app
 
 __all__ = [
-    "ablate",
-    "analyze",
     "app",
     "bench",
     "capture",
@@ -15,5 +13,6 @@ __all__ = [
     "generate",
     "plan",
     "rivals",
+    "studies",
     "synthetic",
 ]

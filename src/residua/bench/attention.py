@@ -28,12 +28,11 @@ from ..routing import route_cells
 from ..sizing import resolve
 from ..state import State
 from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
-from ..types import Call, Route
+from ..types import Call
+from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-CHECK_ROWS = 64  # rows per head that are recomputed in fp64 before anything is reported
-ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 @dataclass(frozen=True)
@@ -182,27 +181,10 @@ def _checked_backend(call: Call, config: Config) -> Backend:
         grouping = group_tokens(call, config, sizes, None, backend)
         route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
         out, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
-    error = _kernel_error(call, route, out)
+    error = kernel_error(call, route, out)
     allowed = ROUNDING[call.q.dtype]
     if not error <= allowed:
         raise BackendError(
             f"backend {backend.name}: rows differ from fp64 by {error:.3g}, more than {allowed:g}"
         )
     return backend
-
-
-def _kernel_error(call: Call, route: Route, out: Tensor) -> float:
-    """Largest relative error of some rows against fp64 attention over exactly the kept keys."""
-    index = (
-        torch.arange(min(CHECK_ROWS, call.q.shape[2])) * call.q.shape[2] // min(CHECK_ROWS, call.q.shape[2])
-    )
-    worst = 0.0
-    for h in range(call.q.shape[1]):
-        g = h // call.shares
-        cells = route.cells[0, h][route.query.labels[0, h, index]]  # [rows, Ck]
-        kept = cells[:, route.kv.labels[0, g]]  # [rows, Nk]
-        logits = call.q[0, h, index].double() @ call.k[0, g].double().mT * call.scale
-        exact = logits.masked_fill(~kept, -torch.inf).softmax(-1) @ call.v[0, g].double()
-        error = (out[0, h, index].double() - exact).norm(dim=-1) / exact.norm(dim=-1)
-        worst = max(worst, float(error.max()))
-    return worst

@@ -29,14 +29,14 @@ from ..sizing import resolve
 from ..state import State
 from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
 from ..types import Call, Route
+from .attention import DTYPES
+from .check import ROUNDING, kernel_error
 from .dense import dense_kernels
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of a row, against fp64
-CHECK_ROWS, CHECK_HEADS, HEADS_AT_ONCE = 64, 4, 4
+HEADS_AT_ONCE = 4
 Progress = Callable[[str], None]
 
 
@@ -196,21 +196,6 @@ def primitives(call: Call, config: Config, backend: Backend) -> tuple[dict[str, 
         "attend_rows": lambda: backend.attend_rows(rows, call.k, call.v, None, call.scale),
         "add_affine": lambda: backend.add_affine(out, left, right, bias, call.q.dtype),
     }, route
-
-
-def kernel_error(call: Call, route: Route, out: Tensor) -> float:
-    """Largest relative error of some rows of some heads against fp64 over exactly the kept keys."""
-    count = min(CHECK_ROWS, call.q.shape[2])
-    index = torch.arange(count, device=call.q.device) * call.q.shape[2] // count
-    worst = 0.0
-    for h in range(min(CHECK_HEADS, call.q.shape[1])):
-        g = h // call.shares
-        kept = route.cells[0, h][route.query.labels[0, h, index]][:, route.kv.labels[0, g]]  # [rows, Nk]
-        logits = call.q[0, h, index].double() @ call.k[0, g].double().mT * call.scale
-        exact = logits.masked_fill(~kept, -torch.inf).softmax(-1) @ call.v[0, g].double()
-        error = (out[0, h, index].double() - exact).norm(dim=-1) / exact.norm(dim=-1)
-        worst = max(worst, float(error.max()))
-    return worst
 
 
 def milliseconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .config import Config
+from .repair import REPAIRS, Plan
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
@@ -46,15 +45,21 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a call did: the pairs it evaluated, how far off it expects to be, and what it had to change.
+    """What a call did: the pairs it evaluated and what it cost in all, how far off it expects to be, what its heads
+    chose, and what it had to change.
 
     The counts stay on the device until they are read, so that a receipt does not make a GPU wait.
     """
 
     target: float
+    all_in: bool  # whether the target pays for `beside` too
+    allowed: Tensor  # [B, H], what each head might spend
     per_head: Pairs  # [B, H]
+    beside: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents of D + Dv products
     error_per_head: Tensor | None  # [B, H], estimated mean relative row error; None without probes
-    routing_products: int  # anchor-key products of the router, not counted in the density
+    choices: tuple[str, ...]  # what the heads chose from,
+    choice_per_head: Tensor | None  # [B, H], and what they chose
+    routing_products: int  # anchor-key products of the router
     head_dims: tuple[int, int]  # D, Dv
     groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str
@@ -74,14 +79,36 @@ class Receipt:
         return float(self.pairs.density())
 
     @cached_property
+    def costs(self) -> dict[str, float]:
+        """Every kind of work as a share of dense attention: exact pairs, and what was done beside them. Grouping
+        is not among it: it is time, not attention."""
+        pairs = {part: self.pairs.density(part) for part in ("routed", "probe", "pinned", "exact")}
+        possible = max(1, self.pairs.possible)
+        return pairs | {name: float(work.sum()) / possible for name, work in self.beside.items()}
+
+    @property
+    def cost(self) -> float:
+        """All of it, as a share of dense attention."""
+        return sum(self.costs.values())
+
+    @cached_property
+    def chosen(self) -> dict[str, int]:
+        """How many heads chose what."""
+        if self.choice_per_head is None:
+            return {}
+        counts = self.choice_per_head.flatten().bincount(minlength=len(self.choices)).tolist()
+        return dict(zip(self.choices, counts, strict=True))
+
+    @cached_property
     def error(self) -> float | None:
         """Estimated mean relative row error over all heads, from the probes; None without probes."""
         return None if self.error_per_head is None else float(self.error_per_head.mean())
 
     @property
     def flops(self) -> int:
-        """Of attention: 2 (D + Dv) per pair, and 2 D per routing product."""
-        return 2 * sum(self.head_dims) * self.pairs.total + 2 * self.head_dims[0] * self.routing_products
+        """Of attention: 2 (D + Dv) per pair or pair equivalent; a routing product is 2 D of it."""
+        beside = sum(float(work.sum()) for work in self.beside.values())
+        return round(2 * sum(self.head_dims) * (self.pairs.total + beside))
 
     @property
     def dense_flops(self) -> int:
@@ -93,12 +120,31 @@ class Receipt:
         if self.groups == (0, 0):
             every = "no rows or no keys are free to be routed: every pair was evaluated"
             return (*self.clamps, every) if self.pairs.possible else self.clamps
+        return (*self.clamps, *self._budget_notes(), *self._choice_notes())
+
+    def _budget_notes(self) -> tuple[str, ...]:
         # a head may be over its budget even if the mean over the heads is not
-        over = self.per_head.total > self.target * self.per_head.possible.double() + 0.5
+        spent = self.per_head.total.double()
+        if self.all_in:
+            spent = spent + sum(self.beside.values(), torch.zeros_like(spent))
+        over = spent > self.allowed * self.per_head.possible.double() + 0.5
+        if self.choice_per_head is not None:
+            over &= self.choice_per_head != len(self.choices) - 1  # those have a note of their own
         if not int(over.sum()):
-            return self.clamps
+            return ()
         where = f"in {int(over.sum())} of {over.numel()} heads (density {self.density:.4f} over all)"
-        return (*self.clamps, f"density is above the target {self.target:g} {where}: {self.always}")
+        return (f"density is above the target {self.target:g} {where}: {self.always}",)
+
+    def _choice_notes(self) -> tuple[str, ...]:
+        told = {
+            "plain": "run without a tail: they are so concentrated, or the call so short, that its cost is better "
+            "spent on pairs",
+            "dense": "ran dense: with all that they may spend their estimated error is above max_error",
+        }
+        total = sum(self.chosen.values())
+        return tuple(
+            f"{self.chosen[choice]} of {total} heads {why}" for choice, why in told.items() if self.chosen.get(choice)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -106,6 +152,9 @@ class Receipt:
         return {
             "target": self.target,
             "density": self.density,
+            "cost": self.cost,
+            "costs": self.costs,
+            "chosen": self.chosen,
             "densities": {part: self.pairs.density(part) for part in parts[:4]},
             "pairs": {part: getattr(self.pairs, part) for part in parts},
             "density_per_head": self.per_head.density().tolist(),
@@ -143,21 +192,35 @@ def write_receipt(
     backend: str,
     timings: Timings | None,
     *,
-    route: Route | None = None,
-    probes: int = 0,
+    plan: Plan | None = None,
+    allowed: Tensor | None = None,
     error: Tensor | None = None,
     warm: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Receipt:
-    """Counts what was done, without reading the device; no route means that every row was exact."""
+    """Counts what was done, without reading the device; no plan means that every row was exact."""
     always = "every query group keeps at least one cell"
     if call.exact_queries.count or call.pinned_keys.count:
         always = "exact rows, pinned keys and one cell per query group are always evaluated"
+    route = None if plan is None else plan.route
+    probes = 0 if plan is None or plan.probes is None else plan.probes.rows.shape[-1]
+    pairs = count_pairs(call, route, probes)
+    products = _routing_products(call, route, config)
+    beside = dict(plan.costs) if plan is not None else {}
+    if products and "routing" not in beside:
+        share = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])
+        beside["routing"] = torch.full_like(pairs.possible, 1.0, dtype=torch.float64)
+        beside["routing"] *= products * share / pairs.possible.numel()
     return Receipt(
         target=config.density,
-        per_head=count_pairs(call, route, probes),
+        all_in=REPAIRS[config.repair].all_in,
+        allowed=allowed if allowed is not None else torch.ones_like(pairs.possible, dtype=torch.float64),
+        per_head=pairs,
+        beside=beside,
         error_per_head=error,
-        routing_products=_routing_products(call, route, config),
+        choices=() if plan is None else plan.choices,
+        choice_per_head=None if plan is None else plan.choice,
+        routing_products=products,
         head_dims=(call.q.shape[3], call.v.shape[3]),
         groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
         backend=backend,
@@ -170,34 +233,7 @@ def write_receipt(
 
 def _routing_products(call: Call, route: Route | None, config: Config) -> int:
     """Products of query centroids with keys, or with key centroids."""
-    if route is None or config.density == 1.0:
+    if route is None or (config.density == 1.0 and config.max_error is None):
         return 0
     columns = call.k.shape[2] if config.score == "mass" else route.kv.groups
     return call.q.shape[0] * call.q.shape[1] * route.query.groups * columns
-
-
-class Clock:
-    """Time per stage when asked for; otherwise free of cost and of device synchronisation."""
-
-    def __init__(self, enabled: bool, device: torch.device) -> None:
-        self._enabled = enabled
-        self._device = device
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        if not self._enabled:
-            yield
-            return
-        start = self._now()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - start
-
-    @property
-    def timings(self) -> Timings | None:
-        return Timings(self._seconds) if self._enabled else None
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()

@@ -7,14 +7,14 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from . import repair as repairing
-from .accounting import Clock, Receipt, write_receipt
+from . import control
+from .accounting import Receipt, write_receipt
+from .clock import Clock
 from .config import Config
 from .execution.backend import Backend, Demand, select
 from .grouping.partition import group_tokens
 from .inputs import Spans, judge, refuse_settings, refuse_unsupported
-from .probes import take_probes
-from .routing import route_cells
+from .repair import REPAIRS, Work
 from .sizing import resolve
 from .state import State
 from .types import Call
@@ -25,33 +25,26 @@ def sparse_attention(
 ) -> tuple[Tensor, dict[str, object]]:
     """The pipeline. Returns the output [B, H, Nq, Dv] and what the receipt needs to know."""
     sizes = resolve(config, call)
+    repair = REPAIRS[config.repair]
     start = state.centroids(call, config, sizes) if state else None
     with clock.stage("grouping"):
         grouping = group_tokens(call, config, sizes, start, backend)
-    with clock.stage("routing"):
-        route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
+    work = Work(call, config, sizes, grouping, control.aim(call, config, state), backend, clock)
+    plan = repair.plan(work)
     with clock.stage("attention"):
-        working = torch.float32 if sizes.probes else call.q.dtype
-        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, out_dtype=working)
-    error = None
-    if sizes.probes:
-        with clock.stage("probes"):
-            probes = take_probes(call, grouping, sizes.probes, config.probe_policy, backend)
-            missed, x = probes.residual(out)
-        with clock.stage("repair"):
-            repair = repairing.fit(
-                x, missed, probes.weights, sizes.repair_rank, config.ridge, config.subspace, backend
-            )
-            out = repairing.apply(out, repair, probes, call.q.dtype, backend)
-            if sizes.probes > 1:  # one probe alone is met exactly and says nothing about the others
-                error = repairing.estimate_error(repair, probes)
+        out, _ = backend.attend(
+            call.q, call.k, call.v, plan.route, call.scale, plan.tail, repair.working_dtype(work)
+        )
+    with clock.stage("repair"):
+        out, error = repair.finish(work, plan, out)
     with clock.stage("exact rows"):
         _fill_exact(out, call, backend)
     if state:
         state.remember(call, config, sizes, grouping)
+        control.learn(state, work, plan, repair.least_density(work))
     facts = {
-        "route": route,
-        "probes": sizes.probes,
+        "plan": plan,
+        "allowed": work.density,
         "error": error,
         "warm": start is not None,
         "notes": sizes.notes,
@@ -86,7 +79,7 @@ def attention(
     profile: bool = False,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Receipt]:
-    """SparsePR attention of q [B, H, Nq, D] over k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv].
+    """Sparse attention of q [B, H, Nq, D] over k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv].
 
     `state` warms the grouping from one denoising step to the next. `pinned_keys` are kept for every query
     and `exact_queries` are computed against every key (text tokens), both as (start, stop) or a list of

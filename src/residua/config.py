@@ -18,20 +18,26 @@ else:
     import tomli as tomllib
 
 SCORES = ("mass", "centroid")
-REPAIRS = ("probe", "none")
-PROBE_POLICIES = ("stratified", "random", "uniform")
+PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
 MAX_TOML_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of SparsePR; the defaults are the paper's.
+    """How a call is approximated. `Config()` is what we recommend; `Config.paper()` is SparsePR to the letter.
 
-    `density` is the share of query-key pairs that may be evaluated, probe rows and pinned keys included.
-    Group counts of `None` follow the token count (see `residua.sizing.default_groups`).
+    `density` is what a call may cost, as a share of dense attention. With the repairs "anchored" and "tail" it
+    pays for everything: exact pairs, probe rows, the router, the tail. With "probe" (the paper's) and "none" it
+    counts exact pairs alone. `max_error` turns the dial around: each head then spends what keeps its estimated
+    error below the bound, `density` is the most it may spend, and what cannot be kept below runs dense.
+    `balance` moves the budget between the heads of a call to where the error is. Both learn from call to call
+    and need a `State`. Group counts of `None` follow the token count (see `residua.sizing.default_groups`).
     """
 
     density: float = 0.22
+    repair: str = "anchored"
+    max_error: float | None = None
+    balance: bool = False
     query_groups: int | None = None
     kv_groups: int | None = None
     key_rank: int = 48
@@ -39,16 +45,22 @@ class Config:
     metric_rows: int = 2048
     kmeans_cold: int = 25
     kmeans_warm: int = 2
-    probes: int = 64
-    repair_rank: int = 16
-    ridge: float = 0.1
     partition: str = "response"
     score: str = "mass"
-    repair: str = "probe"
+    probes: int = 64
+    probe_policy: str | None = None  # None: the repair's own
+    repair_rank: int = 16  # "probe" only, as the next two
+    ridge: float = 0.1
     subspace: bool = True
-    probe_policy: str = "stratified"
+    tail_slots: int | None = None  # "anchored" and "tail": extra keys per query group; None: by token count
+    drift_rank: int = 16  # "anchored" only
     backend: str = "auto"
     check_finite: bool = False
+
+    @classmethod
+    def paper(cls, **changes: Any) -> Config:
+        """The paper's method: probe-fitted residual reconstruction, density counted in exact pairs."""
+        return cls(**{"repair": "probe", **changes})
 
     def __post_init__(self) -> None:
         _number(self, "density", above=0.0, most=1.0)
@@ -56,20 +68,37 @@ class Config:
         for name in ("key_rank", "query_rank", "metric_rows", "kmeans_cold", "kmeans_warm", "repair_rank"):
             _integer(self, name, least=1)
         _integer(self, "probes", least=0)
-        for name in ("query_groups", "kv_groups"):
+        _integer(self, "drift_rank", least=0)
+        for name in ("query_groups", "kv_groups", "tail_slots"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
-        from .grouping.partition import PARTITIONERS  # the registry knows the names, and it needs Config
+        from .grouping.partition import PARTITIONERS  # the registries know the names, and they need Config
+        from .repair import REPAIRS
 
         _choice(self, "partition", tuple(PARTITIONERS))
         _choice(self, "score", SCORES)
-        _choice(self, "repair", REPAIRS)
-        _choice(self, "probe_policy", PROBE_POLICIES)
-        for name in ("subspace", "check_finite"):
+        _choice(self, "repair", tuple(REPAIRS))
+        if self.probe_policy is not None:
+            _choice(self, "probe_policy", PROBE_POLICIES)
+        for name in ("subspace", "check_finite", "balance"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"Config.{name}={getattr(self, name)!r}: wanted true or false")
         if not isinstance(self.backend, str):
             raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'portable'")
+        self._check_control(REPAIRS[self.repair].all_in)
+
+    def _check_control(self, estimates: bool) -> None:
+        """The dials that need an error estimate from rows that no fit has seen."""
+        if self.max_error is not None:
+            _number(self, "max_error", above=0.0, most=1.0)
+        for name, wanted in (("max_error", self.max_error is not None), ("balance", self.balance)):
+            if wanted and not (estimates and self.probes):
+                raise InputError(
+                    f"Config.{name} needs an error estimate of every call: use repair='anchored' or 'tail' with "
+                    f"probes (given: repair={self.repair!r}, probes={self.probes})"
+                )
+        if self.max_error is not None and self.balance:
+            raise InputError("Config.max_error and Config.balance both move the budget: give one of them")
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some settings changed, validated again."""

@@ -25,7 +25,8 @@ def select(
 
     "stratified" visits the groups in turn and takes from each the row nearest to the group's mean that is
     not taken yet (ties: the lower row index); "uniform" spaces rows evenly over the sequence; "random" draws
-    them from `generator` (default: one with a fixed seed).
+    them from `generator` (default: one with a fixed seed); "scattered" cuts the rows, sorted by group, into
+    `count` equal parts and draws one of each.
 
     coordinates [B, H, N, R], labels [B, H, N] (-1: not a candidate)
     -> rows [B, H, M] int64, weights [B, H, M] fp32 = |group| / probes in the group
@@ -41,9 +42,26 @@ def select(
         generator = generator or torch.Generator().manual_seed(0)
         drawn = torch.rand(labels.shape, generator=generator, device=generator.device).to(labels.device)
         rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
+    elif policy == "scattered":
+        return _scattered(labels, groups, count, generator, backend or Backend())
     else:
-        raise InputError(f"policy={policy!r}: wanted 'stratified', 'uniform' or 'random'")
+        raise InputError(f"policy={policy!r}: wanted 'stratified', 'uniform', 'random' or 'scattered'")
     return rows, coverage_weights(rows, labels, groups)
+
+
+def _scattered(
+    labels: Tensor, groups: int, count: int, generator: torch.Generator | None, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """A random row of every part, and the size of the part as its weight."""
+    generator = generator or torch.Generator().manual_seed(0)
+    # the same draw for every head: what a head does must not depend on the others beside it
+    drawn = torch.rand(count, generator=generator, device=generator.device).to(labels.device)
+    candidates = (labels >= 0).sum(-1, keepdim=True)  # rows of no group come last in the order
+    edges = torch.arange(count + 1, device=labels.device) * candidates.clamp(min=count) // max(1, count)
+    size = edges.diff(dim=-1)  # [B, H, M]
+    place = edges[..., :-1] + torch.minimum((drawn * size).long(), size - 1)
+    rows = backend.sort_groups(labels, groups).order.gather(-1, place)
+    return rows, torch.where(place < candidates, size, 0).float()
 
 
 def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:

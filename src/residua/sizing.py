@@ -13,6 +13,8 @@ LEAST_QUERY_GROUPS = 64  # short calls need finer groups than that (docs/decisio
 LEAST_KV_GROUPS = 128
 LEAST_QUERIES_PER_GROUP = 64  # but not so fine that a group is smaller than a kernel tile,
 LEAST_KEYS_PER_GROUP = 32
+SLOTS = (64, 128)  # extra keys of a query group in short calls, and in those with more tokens than this:
+SHORT_CALL = 8191
 FEWEST_GROUPS = (4, 8)  # unless there is next to nothing to choose from
 
 
@@ -25,6 +27,9 @@ class Sizes:
     metric_rows: int
     probes: int
     repair_rank: int
+    single_slots: int  # extra keys of a query group: for one skipped K/V group each,
+    merged_slots: int  # and for all the others
+    drift_rank: int
     notes: tuple[str, ...]
 
 
@@ -58,12 +63,16 @@ def resolve(config: Config, call: Call) -> Sizes:
     key_rank = clamp("key_rank", config.key_rank, head_dim, "the head dim")
     query_rank = clamp("query_rank", config.query_rank, head_dim, "the head dim")
     probes = 0  # a call that skips nothing, or repairs nothing, needs none
-    if config.repair != "none" and config.density < 1.0:
+    if config.repair != "none" and (config.density < 1.0 or config.max_error is not None):
         affordable = int(config.density * call.q.shape[2] / 2)
         probes = clamp("probes", config.probes, affordable, "half of the pair budget")
         probes = clamp("probes", probes, queries, "as many queries")
     repair_rank = clamp("repair_rank", config.repair_rank, value_dim, "the values' head dim")
     if probes:
         repair_rank = clamp("repair_rank", repair_rank, probes, "as many probes")
-    rows = min(config.metric_rows, queries)
-    return Sizes(query_groups, kv_groups, key_rank, query_rank, rows, probes, repair_rank, tuple(notes))
+    slots = min(kv_groups, config.tail_slots or SLOTS[queries > SHORT_CALL])
+    single = slots if slots == kv_groups else slots // 2
+    return Sizes(
+        query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries), probes, repair_rank,
+        single, slots - single, clamp("drift_rank", config.drift_rank, head_dim, "the head dim"), tuple(notes),
+    )  # fmt: skip

@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+DRIFT_MOST = 0.5  # a second-order term is believed no further than this
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -105,6 +107,11 @@ class Grouping:
     coordinates: Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered
     pinned_groups: int = 0
 
+    @cached_property
+    def anchors(self) -> Tensor:
+        """The query centroids, finite: a row that is not must not decide for its group.  # [B, H, Cq, D]"""
+        return torch.nan_to_num(self.query_centroids, nan=0.0, posinf=0.0, neginf=0.0)
+
 
 @dataclass(frozen=True)
 class Route:
@@ -129,6 +136,17 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Drift:
+    """How the extra keys of a query group change together from row to row. With y = q @ basis - origin, all
+    their log-weights grow by min(sum(y^2 * curve), `DRIFT_MOST`) and all their values by y @ slope."""
+
+    basis: Tensor  # [B, Hkv, D, R] fp32
+    origin: Tensor  # [B, H, Cq, R] fp32, where the group's anchor lies
+    curve: Tensor  # [B, H, Cq, R] fp32, not negative
+    slope: Tensor  # [B, H, Cq, R, Dv] fp32
+
+
+@dataclass(frozen=True)
 class ExtraKeys:
     """Keys that a query group sees beside its cells, each with an additive log-weight: one key may stand for
     many. Row i of query group a adds `scale * q_i . keys[a, t] + log_weight[a, t]` to its softmax."""
@@ -136,6 +154,7 @@ class ExtraKeys:
     keys: Tensor  # [B, H, Cq, T, D]
     values: Tensor  # [B, H, Cq, T, Dv]
     log_weight: Tensor  # [B, H, Cq, T] fp32; -inf switches a key off
+    drift: Drift | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +169,11 @@ class Probes:
         """What a sparse output [B, H, Nq, Dv] misses at the probes, and that output there, [B, H, M, Dv]."""
         sparse = torch.take_along_dim(out, self.rows[..., None], dim=2)
         return self.exact - sparse, sparse
+
+    def put(self, out: Tensor) -> Tensor:
+        """Writes the exact rows into an output [B, H, Nq, Dv], in place."""
+        index = self.rows[..., None].expand(*self.rows.shape, out.shape[-1])
+        return out.scatter_(2, index, self.exact.to(out.dtype))
 
 
 @dataclass(frozen=True)

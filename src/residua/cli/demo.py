@@ -10,7 +10,8 @@ from typing import Annotated
 import torch
 import typer
 
-from ..config import REPAIRS, Config
+from ..config import Config
+from ..repair import REPAIRS
 from .app import app, console, readable_errors
 from .options import command_line, share
 
@@ -30,7 +31,7 @@ def demo(
     frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
     prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = PROMPT,
     seed: Annotated[int, typer.Option(min=0, help="The same for both videos.")] = 0,
-    repair: Annotated[str, typer.Option(help=f"One of {', '.join(REPAIRS)}.")] = "probe",
+    repair: Annotated[str, typer.Option(help=f"One of {', '.join(REPAIRS)}.")] = "anchored",
     dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0.1",
     dense_layers: Annotated[str, typer.Option(help="First layers that stay dense: 1, or a share.")] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, in turn.")] = 1,

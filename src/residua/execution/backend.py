@@ -107,12 +107,33 @@ class Backend:
         extra: ExtraKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Softmax attention of every row over the kept cells of its query group (and its extra keys).
+        """Softmax attention of every row over the kept cells of its query group (and its extra keys, which
+        may drift: see `types.Drift`).
 
         -> out [B, H, Nq, Dv] in the original row order, in `out_dtype` (None: q's); natural log-sum-exp
         [B, H, Nq] fp32. A row of no group or with nothing kept gets 0 and -inf.
         """
         raise NotImplementedError
+
+    def slot_means(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Softmax-weighted mean key and value of the K/V groups that share a slot, at every anchor.
+
+        Key j of a group in slot t weighs exp(scale * anchor . k_j - log_mass[t]) there, where `log_mass` is the
+        log-sum-exp over all keys of the slot. anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none),
+        log_mass [B, H, Cq, T] fp32 -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
+        """
+        return plain.slot_means(anchors, k, v, kv, slots, log_mass, scale)
+
+    def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
+        """How coordinates and values vary together inside each group, around the group's means.
+
+        x [B, Hkv, N, R] fp32, v [B, Hkv, N, Dv] -> covariance [B, Hkv, Ck, R, Dv], variance of x
+        [B, Hkv, Ck, R], both fp32, 0 for an empty group
+        """
+        return plain.group_covariance(x, v, kv)
 
     def attend_rows(
         self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float

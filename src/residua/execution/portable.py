@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from ..types import ExtraKeys, Route
+from ..types import DRIFT_MOST, ExtraKeys, Route
 from .backend import Backend, register
 from .torch_primitives import CHUNK_BYTES, gather_rows
 
@@ -52,42 +54,74 @@ class Portable(Backend):
                         keys[b, g, columns],
                         values[b, g, columns],
                         scale,
-                        _extra_of(extra, b, h, a),
+                        _extra_of(extra, b, h, a, g),
                     )
                     out[b, h, index], lse[b, h, index] = found[0].to(out.dtype), found[1]
         return out, lse
 
 
-def _extra_of(extra: ExtraKeys | None, b: int, h: int, a: int) -> tuple[Tensor, Tensor, Tensor] | None:
+@dataclass(frozen=True)
+class _Extra:
+    """The extra keys of one query group."""
+
+    keys: Tensor  # [T, D]
+    values: Tensor  # [T, Dv]
+    log_weight: Tensor  # [T]
+    basis: Tensor | None = None  # [D, R], and the other parts of a Drift
+    origin: Tensor | None = None
+    curve: Tensor | None = None
+    slope: Tensor | None = None
+
+    def drift(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What log-weights and values gain at rows q [n, D].  # [n], [n, Dv]"""
+        if self.basis is None or self.origin is None or self.curve is None or self.slope is None:
+            return None
+        y = q @ self.basis.to(q) - self.origin.to(q)
+        return (y.square() @ self.curve.to(q)).clamp(max=DRIFT_MOST), y @ self.slope.to(q)
+
+
+def _extra_of(extra: ExtraKeys | None, b: int, h: int, a: int, g: int) -> _Extra | None:
+    """Without the keys that are switched off; None if none is left."""
     if extra is None:
         return None
-    return extra.keys[b, h, a], extra.values[b, h, a], extra.log_weight[b, h, a]
+    on = extra.log_weight[b, h, a] > -torch.inf
+    if not on.any():
+        return None
+    own = (extra.keys[b, h, a][on], extra.values[b, h, a][on], extra.log_weight[b, h, a][on])
+    if extra.drift is None:
+        return _Extra(*own)
+    drift = extra.drift
+    return _Extra(*own, drift.basis[b, g], drift.origin[b, h, a], drift.curve[b, h, a], drift.slope[b, h, a])
 
 
 def _attend_group(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, extra: tuple[Tensor, Tensor, Tensor] | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, extra: _Extra | None
 ) -> tuple[Tensor, Tensor]:
     """Attention of rows [n, D] over keys [m, D] and their extra keys -> out [n, Dv], lse [n], both fp32
     (fp64 for fp64 rows)."""
     working = torch.float64 if q.dtype == torch.float64 else torch.float32
-    q, k, v = q.to(working) * scale, k.to(working), v.to(working)
-    bias = q.new_zeros(len(k))
+    q, k, v = q.to(working), k.to(working), v.to(working)
+    own = len(k)
+    bias = q.new_zeros(own)
     if extra is not None:
-        on = extra[2] > -torch.inf
-        k = torch.cat([k, extra[0][on].to(working)])
-        v = torch.cat([v, extra[1][on].to(working)])
-        bias = torch.cat([bias, extra[2][on].to(working)])
+        k, v = torch.cat([k, extra.keys.to(working)]), torch.cat([v, extra.values.to(working)])
+        bias = torch.cat([bias, extra.log_weight.to(working)])
     if not len(k):
         return q.new_zeros(len(q), v.shape[-1]), q.new_full((len(q),), -torch.inf, dtype=torch.float32)
     out, lse = q.new_empty(len(q), v.shape[-1]), q.new_empty(len(q))
     step = max(1, CHUNK_BYTES // (4 * len(k)))
     for first in range(0, len(q), step):
         part = slice(first, first + step)
-        logits = torch.addmm(bias, q[part], k.mT)  # [step, m]
+        logits = torch.addmm(bias, q[part] * scale, k.mT)  # [step, m]
+        moved = None if extra is None else extra.drift(q[part])
+        if moved is not None:
+            logits[:, own:] += moved[0][:, None]
         top = logits.amax(-1, keepdim=True)
         weights = logits.sub_(top).exp_()
         total = weights.sum(-1, keepdim=True)
         torch.mm(weights, v, out=out[part])
+        if moved is not None:
+            out[part] += weights[:, own:].sum(-1, keepdim=True) * moved[1]
         out[part] /= total
         lse[part] = (top + total.log())[:, 0]
     return out, lse.float()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..types import ExtraKeys, Route
+from ..types import DRIFT_MOST, Drift, ExtraKeys, Route
 from .backend import Backend, register
 
 
@@ -41,7 +41,7 @@ class Reference(Backend):
                 if extra is not None:
                     on = (extra.log_weight[b, h] > -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
                     seen = seen | (on[labels.clamp(min=0)] & (labels >= 0)[:, None])
-                    logits, values = _append_extra(logits, values, kept, labels, extra, query * scale, b, h)
+                    logits, values = _append_extra(logits, values, kept, labels, extra, query, scale, b, h)
                 if not logits.shape[1]:
                     continue
                 top = logits.amax(-1, keepdim=True)
@@ -78,18 +78,30 @@ def _append_extra(
     labels: Tensor,
     extra: ExtraKeys,
     query: Tensor,
+    scale: float,
     b: int,
     h: int,
 ) -> tuple[Tensor, Tensor]:
     """Adds each row's extra keys as further columns; values become one matrix per row."""
     group = labels.clamp(min=0)
     keys = extra.keys[b, h].to(query.dtype)[group]  # [Nq, T, D]
-    more = torch.einsum("nd,ntd->nt", query, keys) + extra.log_weight[b, h].to(query.dtype)[group]
-    more = torch.where((labels >= 0)[:, None], more, -torch.inf)
+    more = torch.einsum("nd,ntd->nt", query * scale, keys) + extra.log_weight[b, h].to(query.dtype)[group]
     own = extra.values[b, h].to(query.dtype)[group]  # [Nq, T, Dv]
+    if extra.drift is not None:
+        bend, shift = _drift(extra.drift, query, group, b, h)
+        more, own = more + bend[:, None], own + shift[:, None, :]
+    more = torch.where((labels >= 0)[:, None], more, -torch.inf)
     own = torch.where((more > -torch.inf)[..., None], own, 0.0)
     shared = torch.where(kept[..., None], values, 0.0)  # [Nq, Nk, Dv]
     return torch.cat([logits, more], 1), torch.cat([shared, own], 1)
+
+
+def _drift(drift: Drift, query: Tensor, group: Tensor, b: int, h: int) -> tuple[Tensor, Tensor]:
+    """What log-weights and values of the extra keys gain at every row.  # [Nq], [Nq, Dv]"""
+    shares = drift.origin.shape[1] // drift.basis.shape[1]
+    origin, curve, slope = (t[b, h].to(query.dtype)[group] for t in (drift.origin, drift.curve, drift.slope))
+    y = query @ drift.basis[b, h // shares].to(query.dtype) - origin  # [Nq, R]
+    return (y.square() * curve).sum(-1).clamp(max=DRIFT_MOST), torch.einsum("nr,nrd->nd", y, slope)
 
 
 def _rowwise(weights: Tensor, values: Tensor) -> Tensor:

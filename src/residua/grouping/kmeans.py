@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from .response import evenly_spaced
+
+PLACES, GOLDEN = 1 << 16, 40503  # their ratio is the golden one
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def kmeans(
 ) -> Clusters:
     """Clusters the rows of x [G, N, R] into `groups` groups per head with `steps` Lloyd steps.
 
-    `start` [G, C, R] continues from given centres, otherwise evenly spaced rows are taken. `valid` [G, N]
+    `start` [G, C, R] continues from given centres, otherwise rows spread over the sequence are taken. `valid` [G, N]
     leaves rows out.
     """
     backend = backend or Backend()
@@ -46,13 +47,18 @@ def kmeans(
 
 
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
-    """Evenly spaced row indices, counted among the valid rows only.  # [G, C]"""
+    """One row of each of `groups` equal parts of the sequence, counted among the valid rows only.  # [G, C]
+
+    Where in its part a row lies follows the golden ratio. Rows at equal distances would all lie in one column of
+    the picture whenever that distance is a multiple of its width.
+    """
     heads, rows = shape
+    part = torch.arange(groups, device=device)
+    place = part * PLACES + part * GOLDEN % PLACES  # [C], in parts of a PLACES-th
     if valid is None:
-        return evenly_spaced(groups, rows, device).expand(heads, groups)
+        return (place * rows // (groups * PLACES)).expand(heads, groups)
     ranked = torch.argsort(valid.logical_not().to(torch.uint8), dim=-1, stable=True)  # valid rows first
-    wanted = torch.arange(groups, device=device) * valid.sum(-1, keepdim=True) // groups  # [G, C]
-    return ranked.gather(-1, wanted)
+    return ranked.gather(-1, place * valid.sum(-1, keepdim=True) // (groups * PLACES))
 
 
 def first_centres(x: Tensor, groups: int, valid: Tensor | None) -> Tensor:

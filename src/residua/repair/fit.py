@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .execution.backend import Backend
-from .types import Probes
+from ..execution.backend import Backend
+from ..types import Probes
 
 
 @dataclass(frozen=True)
-class Repair:
+class Fit:
     """R^(x) = bias + x @ left @ right, the standardisation folded in."""
 
     left: Tensor  # [..., Dv, R] fp32
@@ -34,7 +34,7 @@ def fit(
     ridge: float,
     subspace: bool = True,
     backend: Backend | None = None,
-) -> Repair:
+) -> Fit:
     """Fits the map from probe outputs x [..., M, Dv] to residuals [..., M, Dv] with weights [..., M].
 
     A probe whose own sparse output is not finite is left out, as its row is lost anyway. A probe whose
@@ -42,27 +42,34 @@ def fit(
     dense attention would.
     """
     backend = backend or Backend()
-    return Repair(*backend.fit_repair(x, residual, weights, rank, ridge, subspace))
+    return Fit(*backend.fit_repair(x, residual, weights, rank, ridge, subspace))
 
 
-def apply(out: Tensor, repair: Repair, probes: Probes, dtype: torch.dtype, backend: Backend) -> Tensor:
+def apply(out: Tensor, found: Fit, probes: Probes, dtype: torch.dtype, backend: Backend) -> Tensor:
     """Corrects the sparse output [B, H, Nq, Dv] fp32 in one pass and puts the exact probe rows in place."""
-    # fp16 is narrow: a correction could leave it where dense attention, a mean of the values, cannot
-    narrow = dtype == torch.float16
-    out = backend.add_affine(out, repair.left, repair.right, repair.bias, torch.float32 if narrow else dtype)
-    if narrow:
-        limit = torch.finfo(dtype).max
-        out = torch.where(out.isinf(), out, out.clamp(-limit, limit)).to(dtype)  # Inf stays Inf
-    index = probes.rows[..., None].expand(*probes.rows.shape, out.shape[-1])
-    return out.scatter_(2, index, probes.exact.to(dtype))
+    out = backend.add_affine(out, found.left, found.right, found.bias, working_dtype(dtype))
+    return probes.put(narrow(out, dtype))
 
 
-def estimate_error(repair: Repair, probes: Probes) -> Tensor:
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp16 is narrow: a correction could leave it where dense attention, a mean of the values, cannot."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def narrow(out: Tensor, dtype: torch.dtype) -> Tensor:
+    """A corrected output in its final dtype; finite values stay finite, Inf stays Inf."""
+    if dtype != torch.float16:
+        return out.to(dtype)
+    limit = torch.finfo(dtype).max
+    return torch.where(out.isinf(), out, out.clamp(-limit, limit)).to(dtype)
+
+
+def estimate_error(found: Fit, probes: Probes) -> Tensor:
     """Estimated mean relative row error: every probe judged by the fit without it, weighted by coverage.
 
     -> [B, H]. Stratified probes lie near the middle of their groups, so the estimate reads low for them.
     """
     norm = probes.exact.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
-    error = repair.left_out.norm(dim=-1) / norm  # [B, H, M]
+    error = found.left_out.norm(dim=-1) / norm  # [B, H, M]
     total = probes.weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
     return (error * probes.weights).sum(-1) / total

@@ -7,10 +7,11 @@ import json
 
 import pytest
 import torch
-from oracle import qkv, random_route, route_mask, small
+from oracle import paper, qkv, random_route, route_mask, small
 
 from residua import Config, Partition, Route, attention
-from residua.accounting import Clock, Pairs, count_pairs
+from residua.accounting import Pairs, count_pairs
+from residua.clock import Clock
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
 from residua.inputs import judge
@@ -26,7 +27,7 @@ from residua.sizing import resolve
 def test_probe_fractions_of_the_papers_table(model, queries, fraction):
     tokens = torch.zeros(1, 1, 1, 1).expand(1, 1, queries, 64)
     call = judge(tokens, tokens, tokens)
-    probes = resolve(Config(), call).probes
+    probes = resolve(Config.paper(), call).probes
     one = Partition.from_labels(torch.zeros(1, 1, queries, dtype=torch.long), 1)
     route = Route(one, one, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
     assert probes == 64
@@ -37,7 +38,7 @@ def test_probe_fractions_of_the_papers_table(model, queries, fraction):
 def test_executed_density_is_routed_density_plus_probe_share(density):
     """rho_exec = rho_route + M / Nq, with rho_route from its definition over the cells."""
     q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=400, keys=350)
-    config = small(density=density)
+    config = paper(density=density)
     _, receipt = attention(q, k, v, config, return_receipt=True)
     call = judge(q, k, v)
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
@@ -74,7 +75,7 @@ def test_totals_are_sums_over_heads():
 @pytest.mark.parametrize("score, columns", [("mass", 300), ("centroid", 16)])
 def test_flops_and_routing_products(score, columns):
     q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=260, keys=300, dim=16, value_dim=24)
-    _, receipt = attention(q, k, v, small(score=score), return_receipt=True)
+    _, receipt = attention(q, k, v, paper(score=score), return_receipt=True)
     assert receipt.routing_products == 2 * 4 * 8 * columns
     per_pair = 2 * 16 + 2 * 24  # a multiplication and an addition per channel of q.k and of p.v
     assert receipt.dense_flops == per_pair * 2 * 4 * 260 * 300
@@ -83,14 +84,14 @@ def test_flops_and_routing_products(score, columns):
 
 def test_the_receipt_says_what_was_changed():
     _, receipt = attention(
-        *qkv(queries=60, dim=12), Config(backend="portable", query_groups=99), return_receipt=True
+        *qkv(queries=60, dim=12), Config.paper(backend="portable", query_groups=99), return_receipt=True
     )
     notes = " ".join(receipt.notes)
     for name in ("query_groups=99 clamped to 60", "key_rank=48 clamped to 12", "probes=64 clamped to 6"):
         assert name in notes
     _, receipt = attention(*qkv(), small(density=1e-4, probes=0), return_receipt=True)
     assert receipt.density > 1e-4 and "every query group keeps at least one cell" in " ".join(receipt.notes)
-    _, receipt = attention(*qkv(queries=400), small(), return_receipt=True)
+    _, receipt = attention(*qkv(queries=400), paper(), return_receipt=True)
     assert receipt.notes == ()
 
 
@@ -116,18 +117,27 @@ def test_receipts_are_frozen_and_serialise():
         receipt.error = 0.0
 
 
-def test_time_per_stage_only_when_asked():
+STAGES = {  # in the order in which they run
+    "none": ["grouping", "routing", "attention", "repair", "exact rows"],
+    "probe": ["grouping", "routing", "probes", "attention", "repair", "exact rows"],
+    "tail": ["grouping", "routing", "tail", "probes", "attention", "repair", "exact rows"],
+    "anchored": ["grouping", "routing", "tail", "probes", "attention", "repair", "exact rows"],
+}
+
+
+@pytest.mark.parametrize("repair, stages", STAGES.items())
+def test_time_per_stage_only_when_asked(repair, stages):
     q, k, v = qkv()
-    assert attention(q, k, v, small(), return_receipt=True)[1].timings is None
-    timings = attention(q, k, v, small(), return_receipt=True, profile=True)[1].timings
-    stages = ["grouping", "routing", "attention", "probes", "repair", "exact rows"]
+    config = small(repair=repair)
+    assert attention(q, k, v, config, return_receipt=True)[1].timings is None
+    timings = attention(q, k, v, config, return_receipt=True, profile=True)[1].timings
     assert list(timings.seconds) == stages and all(value >= 0 for value in timings.seconds.values())
     assert timings.total == pytest.approx(sum(timings.seconds.values()))
 
 
 def test_a_clock_adds_up_stages_of_the_same_name(monkeypatch):
     ticks = iter([1.0, 3.0, 10.0, 14.0])
-    monkeypatch.setattr("residua.accounting.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("residua.clock.time.perf_counter", lambda: next(ticks))
     clock = Clock(True, torch.device("cpu"))
     for _ in range(2):
         with clock.stage("work"):

@@ -20,9 +20,11 @@ pytestmark = pytest.mark.usefixtures("every_backend")
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (6, 1), (3, 3)])
 def test_it_equals_expanded_heads_where_the_partition_is_the_same(heads, kv_heads):
-    """The semantic K/V partition does not look at queries, so expanded heads find the shared one again."""
+    """The semantic K/V partition does not look at queries, so expanded heads find the shared one again.
+    (Heads that share keys also share the directions of the drift, so it is left out here.)"""
     q, k, v = qkv(2, heads, kv_heads)
-    for settings in ({}, {"repair": "none"}, {"score": "centroid"}, {"density": 1}):
+    repairs = ({"drift_rank": 0}, {"repair": "tail"}, {"repair": "probe"}, {"repair": "none"})
+    for settings in (*repairs, {"score": "centroid", "drift_rank": 0}, {"density": 1}):
         config = small(partition="semantic", **settings)
         shared, receipt = attention(q, k, v, config, return_receipt=True)
         expanded, other = attention(
@@ -32,10 +34,11 @@ def test_it_equals_expanded_heads_where_the_partition_is_the_same(heads, kv_head
         assert torch.equal(receipt.per_head.total, other.per_head.total)
 
 
-def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypatch):
+@pytest.mark.parametrize("settings", [{"drift_rank": 0}, {"repair": "tail"}, {"repair": "probe"}])
+def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypatch, settings):
     """Response partition: expanded heads are given the shared K/V groups, and all that follows must agree."""
     q, k, v = qkv(1, 4, 2)
-    config = small()
+    config = small(**settings)
     shared = attention(q, k, v, config)
     call = judge(q, k, v)
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from oracle import masked_attention, normal, qkv, route_mask, small, worst
+from oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
 
 from residua import attention
 from residua.execution.backend import Backend
@@ -69,7 +69,7 @@ def test_at_a_low_density_rows_see_their_cells_and_every_pinned_key(spans):
 @pytest.mark.parametrize("spans", SPANS[:4])
 def test_accounting_at_the_papers_density(spans):
     q, k, v = call()
-    _, receipt = attention(q, k, v, small(density=0.22, probes=8), **spans, return_receipt=True)
+    _, receipt = attention(q, k, v, paper(density=0.22, probes=8), **spans, return_receipt=True)
     judged = judge(q, k, v, **spans)
     keys = as_mask(spans)[:, 0, 0].sum(-1)[:, None]  # [B, 1]
     assert torch.equal(receipt.per_head.exact, (judged.exact_queries.count * keys).expand(2, 4))

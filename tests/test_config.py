@@ -8,16 +8,18 @@ import math
 import pytest
 
 from residua import Config, InputError
+from residua.repair import REPAIRS
 
 
-def test_defaults_are_the_papers():
-    config = Config()
+def test_the_papers_settings():
+    config = Config.paper()
     assert (config.key_rank, config.query_rank, config.probes, config.repair_rank) == (48, 64, 64, 16)
     assert (config.ridge, config.density, config.metric_rows) == (0.1, 0.22, 2048)
     assert (config.kmeans_cold, config.kmeans_warm) == (25, 2)
     assert (config.partition, config.score, config.repair) == ("response", "mass", "probe")
     assert config.subspace is True and config.check_finite is False
-    assert (config.probe_policy, config.backend) == ("stratified", "auto")
+    assert (config.probe_policy, REPAIRS["probe"].probes) == (None, "stratified")
+    assert (config.backend, config.max_error, config.balance) == ("auto", None, False)
     assert config.query_groups is None and config.kv_groups is None
 
 

@@ -42,7 +42,7 @@ def test_every_part_is_a_public_function():
     from residua.execution import run
     from residua.grouping import key_coordinates, key_metric, kmeans, metric_factor, query_coordinates
     from residua.probes import select
-    from residua.repair import Repair, fit
+    from residua.repair import Fit, fit
 
     parts = (
         run,
@@ -53,7 +53,7 @@ def test_every_part_is_a_public_function():
         query_coordinates,
         select,
         fit,
-        Repair.predict,
+        Fit.predict,
     )
     assert all(callable(part) and part.__doc__ for part in parts)
 

@@ -187,7 +187,7 @@ def test_a_correction_never_leaves_the_range_of_fp16():
     out = torch.full((1, 1, 4, 2), 65504.0)
     out[0, 0, 1, 0] = torch.inf
     left, right, bias = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 1, 2), torch.tensor([[[900.0, -9e9]]])
-    found = repairing.Repair(left, right, bias, torch.zeros(1, 1, 1, 2))
+    found = repairing.Fit(left, right, bias, torch.zeros(1, 1, 1, 2))
     probes = Probes(torch.tensor([[[3]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1, 2))
     applied = repairing.apply(out, found, probes, torch.float16, Backend())
     assert applied[0, 0, 0].tolist() == [65504.0, -65504.0]

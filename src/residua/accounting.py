@@ -45,8 +45,8 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a call did: the pairs it evaluated and what it cost in all, how far off it expects to be, what its heads
-    chose, and what it had to change.
+    """What a call did: the pairs it evaluated and what it cost in all, how far off it expects to be, what
+    its heads chose, and what it had to change.
 
     The counts stay on the device until they are read, so that a receipt does not make a GPU wait.
     """
@@ -80,8 +80,8 @@ class Receipt:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """Every kind of work as a share of dense attention: exact pairs, and what was done beside them. Grouping
-        is not among it: it is time, not attention."""
+        """Every kind of work as a share of dense attention: exact pairs, and what was done beside them.
+        Grouping is not among it: it is time, not attention."""
         pairs = {part: self.pairs.density(part) for part in ("routed", "probe", "pinned", "exact")}
         possible = max(1, self.pairs.possible)
         return pairs | {name: float(work.sum()) / possible for name, work in self.beside.items()}
@@ -137,13 +137,15 @@ class Receipt:
 
     def _choice_notes(self) -> tuple[str, ...]:
         told = {
-            "plain": "run without a tail: they are so concentrated, or the call so short, that its cost is better "
-            "spent on pairs",
+            "plain": "run without a tail: they are so concentrated, or the call so short, that its cost is "
+            "better spent on pairs",
             "dense": "ran dense: with all that they may spend their estimated error is above max_error",
         }
         total = sum(self.chosen.values())
         return tuple(
-            f"{self.chosen[choice]} of {total} heads {why}" for choice, why in told.items() if self.chosen.get(choice)
+            f"{self.chosen[choice]} of {total} heads {why}"
+            for choice, why in told.items()
+            if self.chosen.get(choice)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def write_receipt(
         backend=backend,
         warm=warm,
         always=always,
-        clamps=notes,
+        clamps=notes if plan is None else (*notes, *plan.notes),
         timings=timings,
     )
 

@@ -24,15 +24,16 @@ MAX_TOML_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Config:
-    """How a call is approximated. `Config()` is what we recommend; `Config.paper()` is SparsePR to the letter.
+    """How a call is approximated. `Config()` is what we recommend; `Config.paper()` is SparsePR to the
+    letter.
 
-    `density` is what a call may cost, as a share of dense attention. With the repairs "anchored" and "tail" it
-    pays for everything: exact pairs, probe rows, the router, the tail. With "probe" (the paper's) and "none" it
-    counts exact pairs alone. `max_error` turns the dial around: each head then spends what keeps its estimated
-    error below the bound, `density` is the most it may spend, and what cannot be kept below runs dense.
-    `balance` moves the budget between the heads of a call to where the error is. Both learn from call to call
-    and need a `State`. Group counts of `None` follow the token count (see `residua.sizing.default_groups`).
-    """
+    `density` is what a call may cost, as a share of dense attention. With the repairs "anchored" and "tail"
+    it pays for everything: exact pairs, probe rows, the router, the tail. With "probe" (the paper's) and
+    "none" it counts exact pairs alone. `max_error` turns the dial around: each head then spends what keeps
+    its estimated error below the bound, `density` is the most it may spend, and what cannot be kept below
+    runs dense. `balance` moves the budget between the heads of a call to where the error is. Both learn
+    from call to call and need a `State`. Group counts of `None` follow the token count (see
+    `residua.sizing.default_groups`)."""
 
     density: float = 0.22
     repair: str = "anchored"
@@ -94,8 +95,8 @@ class Config:
         for name, wanted in (("max_error", self.max_error is not None), ("balance", self.balance)):
             if wanted and not (estimates and self.probes):
                 raise InputError(
-                    f"Config.{name} needs an error estimate of every call: use repair='anchored' or 'tail' with "
-                    f"probes (given: repair={self.repair!r}, probes={self.probes})"
+                    f"Config.{name} needs an error estimate of every call: use repair='anchored' or 'tail' "
+                    f"with probes (given: repair={self.repair!r}, probes={self.probes})"
                 )
         if self.max_error is not None and self.balance:
             raise InputError("Config.max_error and Config.balance both move the budget: give one of them")

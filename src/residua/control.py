@@ -42,7 +42,9 @@ def next_budget(config: Config, spent: Tensor, error: Tensor, dense: Tensor, lea
     least = least.clamp(max=config.density)
     if config.max_error is not None:
         ratio = (error / (MARGIN * config.max_error)).clamp(min=TINY).pow(GAIN).clamp(1 / STEP, STEP)
-        return torch.where(dense, config.density, torch.maximum(spent * ratio, least).clamp(max=config.density))
+        return torch.where(
+            dense, config.density, torch.maximum(spent * ratio, least).clamp(max=config.density)
+        )
     relative = error / error.mean(-1, keepdim=True).clamp(min=TINY)
     wanted = spent * relative.clamp(min=TINY).pow(GAIN).clamp(1 / STEP, STEP)
     return share_out(wanted, config.density, least)

@@ -10,6 +10,8 @@ from .execution.backend import Backend
 from .execution.torch_primitives import count_labels
 from .types import Call, Grouping, Probes
 
+DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
+
 
 def select(
     coordinates: Tensor,
@@ -52,14 +54,17 @@ def select(
 def _scattered(
     labels: Tensor, groups: int, count: int, generator: torch.Generator | None, backend: Backend
 ) -> tuple[Tensor, Tensor]:
-    """A random row of every part, and the size of the part as its weight."""
-    generator = generator or torch.Generator().manual_seed(0)
-    # the same draw for every head: what a head does must not depend on the others beside it
-    drawn = torch.rand(count, generator=generator, device=generator.device).to(labels.device)
+    """A random row of every part, and the size of the part as its weight. The draw is the same for every
+    head: what a head does must not depend on the others beside it."""
+    part = torch.arange(count, device=labels.device)
+    if generator is None:
+        drawn = part * HASH % DRAWS  # by multiplicative hashing: nothing to copy to the device
+    else:
+        drawn = torch.randint(DRAWS, (count,), generator=generator, device=generator.device).to(labels.device)
     candidates = (labels >= 0).sum(-1, keepdim=True)  # rows of no group come last in the order
     edges = torch.arange(count + 1, device=labels.device) * candidates.clamp(min=count) // max(1, count)
     size = edges.diff(dim=-1)  # [B, H, M]
-    place = edges[..., :-1] + torch.minimum((drawn * size).long(), size - 1)
+    place = edges[..., :-1] + drawn * size // DRAWS
     rows = backend.sort_groups(labels, groups).order.gather(-1, place)
     return rows, torch.where(place < candidates, size, 0).float()
 
@@ -77,9 +82,16 @@ def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
 
 def take_probes(call: Call, grouping: Grouping, count: int, policy: str, backend: Backend) -> Probes:
     """Selects the probes among the free query rows and evaluates them against every key."""
+    rows, weights = place_probes(call, grouping, count, policy, backend)
+    exact = backend.attend_rows(backend.gather_rows(call.q, rows), call.k, call.v, call.key_mask, call.scale)
+    return Probes(rows, weights, exact)
+
+
+def place_probes(
+    call: Call, grouping: Grouping, count: int, policy: str, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """Rows among all query rows, and their weights; see `select`."""
     labels = call.free_queries.take(grouping.query.labels, 2)
     groups = grouping.query.groups
     rows, weights = select(grouping.coordinates, labels, groups, count, policy, backend=backend)
-    rows = call.free_queries.index(call.q.device)[rows]
-    exact = backend.attend_rows(backend.gather_rows(call.q, rows), call.k, call.v, call.key_mask, call.scale)
-    return Probes(rows, weights, exact)
+    return call.free_queries.index(call.q.device)[rows], weights

@@ -74,5 +74,6 @@ def resolve(config: Config, call: Call) -> Sizes:
     single = slots if slots == kv_groups else slots // 2
     return Sizes(
         query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries), probes, repair_rank,
-        single, slots - single, clamp("drift_rank", config.drift_rank, head_dim, "the head dim"), tuple(notes),
+        single, slots - single, clamp("drift_rank", config.drift_rank, head_dim, "the head dim"),
+        tuple(notes),
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""What one call site carries from one denoising step to the next: the centroids of its groups, and what its heads
-may spend."""
+"""What one call site carries from one denoising step to the next: the centroids of its groups, and what its
+heads may spend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class State:
         return self._centroids if self._key == _key(call, config, sizes) else None
 
     def budget(self, call: Call, config: Config) -> Tensor | None:
-        """What the heads may spend, as learned from the last call, if it was asked the same.  # [B, H] fp64"""
+        """What the heads may spend, as learned from the last call, if it was asked the same.  # [B, H]
+        fp64"""
         return self._budget[1] if self._budget and self._budget[0] == _budget_key(call, config) else None
 
     def set_budget(self, call: Call, config: Config, density: Tensor) -> None:

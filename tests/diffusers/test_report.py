@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from residua import Config
 from residua.diffusers.log import PAIRS, Clock, LayerLog
 
 
@@ -50,7 +51,64 @@ def test_the_table_shows_every_layer_and_reason(report):
     ):
         assert part in text
     assert f"{report.total.density:.4f}" in text
-    assert f"{report.total.error:.2e}" in text
+    assert f"{report.total.cost:.4f}" in text
+    assert f"{report.total.error:.1e}" in text
+    assert "6 sparse (4 warm)" in text and "10 dense" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_cost_is_the_pairs_and_all_that_was_done_beside_them(report):
+    layer, total = report.transformers[0].layers[1], report.total
+    spent = layer.pairs["total"] + sum(layer.beside.values())
+    assert layer.cost == spent / layer.pairs["possible"] > layer.density
+    assert layer.beside["routing"] > 0 and layer.beside["judging"] > 0
+    assert (total.cost, total.beside) == (layer.cost, layer.beside)
+    assert report.transformers[0].layers[0].cost is None
+
+
+def test_heads_are_counted_by_what_they_chose(report):
+    layer = report.transformers[0].layers[1]
+    assert sum(layer.chosen.values()) == 6 * 2  # calls, heads
+    assert layer.dense_heads == layer.chosen["dense"] == 0
+    assert report.total.chosen == layer.chosen
+    [most] = layer.chosen.keys() - {choice for choice, heads in layer.chosen.items() if heads < 7}
+    assert f"{most} {layer.chosen[most]}" in str(report)
+
+
+def test_heads_that_ran_dense_because_of_max_error(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    bounded = Config(query_groups=8, kv_groups=24, probes=6, kmeans_cold=4, max_error=1e-6)
+    handle = speed_up(model, 0.4, config=bounded, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    report = handle.report()
+    assert report.total.dense_heads == sum(report.total.chosen.values()) == 12 * 2
+    assert report.total.error == 0.0 and report.total.cost > 1.0  # they were probed before
+    text = str(report)
+    assert "max_error 1e-06, density at most 0.4" in text
+    assert "max_error 12" in text and "dense because of max_error 24" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert next(note for note in report.total.notes if "ran dense" in note).startswith("... of 2 heads")
+
+
+def test_repairs_without_a_choice(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, config=Config.paper(probes=6, kmeans_cold=4), scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    total = handle.report().total
+    assert (total.chosen, total.dense_heads, list(total.beside)) == ({}, 0, ["routing"])
+    assert "heads over all" not in str(handle.report())
+
+
+def test_no_receipt_is_read_before_it_is_asked_for(tiny, scheduler, denoise, speed_up, monkeypatch):
+    """Reading one makes a GPU wait: not during the calls."""
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, scheduler=scheduler)
+    settled = []
+    monkeypatch.setattr(LayerLog, "settle", lambda log: settled.append(len(log._receipts)))
+    denoise(model, inputs, scheduler)
+    assert settled == [0, 0]  # as the run began
+    logs = [layer.log for layer in handle.attachments[0].layers]
+    assert all(len(log._receipts) == 6 and not log.pairs and not log.beside for log in logs)
 
 
 def test_rich_prints_the_same_table(report):
@@ -142,12 +200,13 @@ def test_equal_notes_are_counted_together():
     for density in (0.2345, 0.3456):
         receipt = SimpleNamespace(
             warm=False, pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)), backend="portable", error=0.1,
-            flops=1, timings=None,
-            notes=(f"density {density} is above the target 0.22",),
+            flops=1, timings=None, beside={"routing": torch.ones(1, 2)}, chosen={"plain": 2},
+            notes=(f"density {density} is above the target 0.22", f"{round(10 * density)} of 4 heads run"),
         )  # fmt: skip
         log._receipts.append(receipt)
     log.settle()
-    assert log.notes == {"density ... is above the target 0.22": 2}
+    assert log.notes == {"density ... is above the target 0.22": 2, "... of 4 heads run": 2}
+    assert log.beside == {"routing": 4.0} and log.chosen == {"plain": 4}
 
 
 def test_profile_adds_the_time_of_every_stage(tiny, scheduler, denoise, speed_up):
@@ -155,7 +214,7 @@ def test_profile_adds_the_time_of_every_stage(tiny, scheduler, denoise, speed_up
     handle = speed_up(model, scheduler=scheduler, profile=True)
     denoise(model, inputs, scheduler)
     total = handle.report().total
-    assert {"grouping", "routing", "attention"} <= set(total.stages)
+    assert {"grouping", "routing", "tail", "probes", "attention", "repair"} <= set(total.stages)
     assert 0 < sum(total.stages.values()) < total.sparse_seconds
     assert "routing" in str(handle.report()) and total.flops > 0
 

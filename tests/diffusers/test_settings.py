@@ -12,7 +12,7 @@ import torch
 
 import residua
 from residua import Config, InputError, IntegrationError, accelerate
-from residua.diffusers import Family, Preset, register, supported
+from residua.diffusers import QUALITIES, Family, Preset, preset_config, register, supported
 from residua.diffusers.families import base
 from residua.diffusers.settings import part_of
 from residua.diffusers.versions import check_parts, check_version, require_diffusers
@@ -43,6 +43,36 @@ def test_a_config_alone_keeps_its_density(tiny):
     model, _ = tiny.build("cosmos 3")
     with accelerate(model, config=Config(density=0.4)) as handle:
         assert settings_of(handle)["config"]["density"] == 0.4
+
+
+def test_nothing_given_is_anchored_at_the_density_of_the_family(tiny):
+    model, _ = tiny.build("cosmos 3")
+    with accelerate(model) as handle:
+        found = settings_of(handle)
+    assert (found["config"]["repair"], found["config"]["density"], found["quality"]) == (
+        "anchored",
+        0.26,
+        None,
+    )
+    assert preset_config(model).to_dict() == found["config"]
+
+
+@pytest.mark.parametrize("name", QUALITIES)
+def test_a_quality_is_an_error_bound_under_a_ceiling(name, tiny):
+    model, _ = tiny.build("hunyuan")
+    with accelerate(model, quality=name) as handle:
+        found, text = settings_of(handle), str(handle.report())
+    wanted = QUALITIES[name]
+    assert found["quality"] == name and Config.from_dict(found["config"]) == wanted.config()
+    assert (found["config"]["max_error"], found["config"]["density"]) == (wanted.max_error, wanted.density)
+    assert (found["dense_steps"], found["dense_layers"]) == (0.1, 0.03)  # the family's
+    assert f"quality {name} (max_error {wanted.max_error:g}" in " ".join(text.split())
+
+
+def test_a_better_quality_allows_less_error_and_more_work():
+    assert list(QUALITIES) == ["faithful", "balanced", "fast"]
+    errors, densities = zip(*((one.max_error, one.density) for one in QUALITIES.values()), strict=True)
+    assert list(errors) == sorted(errors) and list(densities) == sorted(densities, reverse=True)
 
 
 SHARES = [
@@ -77,6 +107,10 @@ def test_layers_by_number_or_name(layers, tiny, scheduler, denoise, speed_up):
     [
         ({"density": 0.0}, r"Config\.density=0\.0"),
         ({"config": {"density": 0.2}}, "wanted a residua.Config"),
+        ({"quality": "best"}, "quality='best': wanted one of 'faithful', 'balanced', 'fast'"),
+        ({"quality": 3}, "quality=3: wanted one of"),
+        ({"quality": "fast", "density": 0.3}, "together with density=: .* leave one of them out"),
+        ({"quality": "fast", "config": Config()}, r"with config=: .*config=Config\(max_error=0.1, density="),
         ({"dense_steps": -1}, "dense_steps=-1: wanted a whole number, or a share"),
         ({"dense_steps": 1.5}, "dense_steps=1.5"),
         ({"dense_layers": True}, "dense_layers=True"),

@@ -15,7 +15,7 @@ from residua.execution import torch_primitives as plain
 from residua.execution.backend import Demand
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
-from residua.types import ExtraKeys, Partition, Route
+from residua.types import Drift, ExtraKeys, Partition, Route
 
 flashinfer = pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
 
@@ -132,13 +132,17 @@ def test_16_bit_inputs_and_the_dtype_that_was_asked_for():
     torch.testing.assert_close(out, wanted, atol=2e-3, rtol=2e-3)
 
 
-def test_extra_keys_are_merged_in():
+@pytest.mark.parametrize("drifting", [False, True])
+def test_extra_keys_are_merged_in(drifting):
     q, k, v, route = call(torch.float32)
     generator = torch.Generator().manual_seed(3)
     keys, values = (torch.randn(2, 4, 5, 6, 64, generator=generator) for _ in range(2))
     weight = torch.randn(2, 4, 5, 6, generator=generator)
     weight[:, :, 3] = -torch.inf
-    extra = ExtraKeys(keys, values, weight)
+    sizes = ((2, 2, 64, 3), (2, 4, 5, 3), (2, 4, 5, 3), (2, 4, 5, 3, 64))
+    basis, origin, curve, slope = (torch.randn(size, generator=generator) / 8 for size in sizes)
+    slope[:, :, 3] = torch.nan  # of a group whose keys are all off
+    extra = ExtraKeys(keys, values, weight, Drift(basis, origin, curve.abs(), slope) if drifting else None)
     wanted, wanted_lse = Reference().attend(q, k, v, route, 0.2, extra)
     with on_cpu("fa2"):
         out, lse = adapter.FlashInferBackend().attend(q, k, v, route, 0.2, extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import resource
 
@@ -12,6 +13,8 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from residua.cli import app
+from residua.cli.summary import busy
+from residua.diffusers import QUALITIES
 from residua.generation import page
 from residua.generation.files import MARKER
 
@@ -54,6 +57,30 @@ def test_demo_writes_its_folder_and_may_run_again(weights, elsewhere):
     facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
     assert facts["prompt"] == PROMPT and facts["lpips"] is None and facts["psnr"] > 0
     assert facts["settings"][0]["config"]["density"] == 0.5
+    assert facts["settings"][0]["config"]["repair"] == "anchored"
+    assert facts["cost"] > facts["density"] > 0 and facts["error"] > 0 and facts["quality"] is None
+
+
+def test_demo_with_a_quality(weights, elsewhere):
+    found = run("demo", "--model", weights, "--quality", "balanced", "--no-dense", *TINY)
+    assert found.exit_code == 0, found.output
+    facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
+    config = facts["settings"][0]["config"]
+    assert facts["quality"] == facts["settings"][0]["quality"] == "balanced"
+    assert (config["max_error"], config["density"]) == (
+        QUALITIES["balanced"].max_error,
+        QUALITIES["balanced"].density,
+    )
+    assert "quality balanced" in (elsewhere / "residua-demo" / "report.html").read_text()
+
+
+def test_demo_with_an_error_bound_that_nothing_keeps(weights, elsewhere):
+    found = run("demo", "--model", weights, "--max-error", "1e-9", "--density", "0.5", "--no-dense", *TINY)
+    assert found.exit_code == 0, found.output
+    facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
+    assert facts["dense_heads"] == facts["chosen"]["dense"] == sum(facts["chosen"].values()) > 0
+    assert "heads dense because of max error" in found.output
+    assert (facts["settings"][0]["config"]["max_error"], facts["quality"]) == (1e-9, None)
 
 
 def test_demo_without_dense_replaces_the_older_results(weights, elsewhere):
@@ -71,6 +98,11 @@ def test_demo_without_dense_replaces_the_older_results(weights, elsewhere):
         (("--prompt", "<script>alert(1)</script>"), "prompt"),
         (("--density", "0"), "Config.density"),
         (("--density", "nan"), "Config.density"),
+        (("--max-error", "0"), "Config.max_error"),
+        (("--max-error", "0.1", "--repair", "probe"), "needs an error estimate"),
+        (("--quality", "best"), "wanted one of 'faithful', 'balanced', 'fast'"),
+        (("--quality", "fast", "--density", "0.3"), "together with --density"),
+        (("--quality", "fast", "--max-error", "0.3", "--repair", "none"), "with --max-error, --repair"),
         (("--size", "18"), "multiples of 4"),
         (("--size", "big"), "wanted one number"),
         (("--repair", "magic"), "Config.repair"),
@@ -147,9 +179,28 @@ def test_generate_compares_from_an_image(weights, elsewhere):
     assert "VBench was not measured" in found.output
 
 
+def test_generate_takes_method_options_over_the_preset_or_a_file(weights, elsewhere):
+    (elsewhere / "settings.toml").write_text("density = 0.5\nprobes = 8\n")
+    over_a_file = ("--config", "settings.toml", "--max-error", "0.5", "--repair", "tail")
+    for number, options in enumerate((over_a_file, ("--repair", "none"), ("--quality", "fast"))):
+        found = run(
+            "generate", "--model", weights, "--prompt", PROMPT, "--out", f"{number}.mp4", "--compare",
+            "--dense-steps", "0", "--min-tokens", "0", *options, *TINY,
+        )  # fmt: skip
+        assert found.exit_code == 0, found.output
+    read = [json.loads((elsewhere / f"{number}.report.json").read_text()) for number in range(3)]
+    one, two, three = (facts["settings"][0]["config"] for facts in read)
+    assert (one["density"], one["probes"], one["max_error"], one["repair"]) == (0.5, 8, 0.5, "tail")
+    assert (two["density"], two["max_error"], two["repair"]) == (0.22, None, "none")
+    assert (three["max_error"], read[2]["quality"]) == (QUALITIES["fast"].max_error, "fast")
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (("--quality", "fast", "--config", "x.toml"), "together with --config"),
+        (("--max-error", "2"), "Config.max_error"),
+        (("--repair", "magic"), "Config.repair"),
         (("--out", "v.avi"), "ends in .mp4"),
         (("--image", "nothing.png"), "--image"),
         (("--dtype", "int8"), "dtype"),
@@ -193,17 +244,71 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
         (p, r, d) for p in ("semantic", "response") for r in ("none", "probe") for d in (0.3, 0.6)
     }
     assert all(row["psnr"] and row["ssim"] and row["pflops"] and row["lpips"] is None for row in rows[1:])
+    assert all(
+        row["cost"] > row["density"] and row["max_error"] is row["quality"] is None for row in rows[1:]
+    )
     table = (out / "compare.md").read_text()
     assert table.count("\n| ") == 1 + 9 and "LPIPS was not measured" in table
     Image.open(out / "compare.png").verify()
     assert run("compare", "--model", weights).exit_code == 2  # the folder is taken
 
 
+def test_compare_sweeps_error_bounds_and_qualities(weights, elsewhere):
+    found = run(
+        "compare", "--model", weights, "--densities", "0.4", "--partitions", "response",
+        "--repairs", "probe,anchored", "--max-errors", "0.05,0.5", "--qualities", "faithful,fast",
+        "--min-tokens", "0", "--dense-steps", "0", *TINY,
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    rows = json.loads((elsewhere / "residua-compare" / "compare.json").read_text())["rows"]
+    asked = [(row["repair"], row["quality"], row["max_error"], row["target"]) for row in rows[1:]]
+    faithful, fast = QUALITIES["faithful"], QUALITIES["fast"]
+    assert asked == [
+        ("probe", None, None, 0.4),
+        ("anchored", None, None, 0.4),
+        ("anchored", None, 0.05, 0.4),
+        ("anchored", None, 0.5, 0.4),
+        ("anchored", "faithful", faithful.max_error, faithful.density),
+        ("anchored", "fast", fast.max_error, fast.density),
+    ]
+    table = (elsewhere / "residua-compare" / "compare.md").read_text()
+    assert "| response | anchored | fast | 0.1 |" in table and "cost" in table
+    assert "response, anchored ≤0.05" in found.output and "faithful" in found.output
+    Image.open(elsewhere / "residua-compare" / "compare.png").verify()
+
+
+def test_the_table_of_compare_fits_a_terminal(weights, elsewhere):
+    found = CliRunner().invoke(
+        app,
+        ["compare", "--model", str(weights), "--densities", "none", "--qualities", "fast",
+         "--min-tokens", "0", *TINY],
+        env={"COLUMNS": "80", "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    for word in ("cost", "density", "PFLOPs", "-up"):
+        assert word in found.output
+
+
+def test_compare_by_default_has_three_repairs():
+    from residua.cli.compare import compare
+
+    assert inspect.signature(compare).parameters["repairs"].default == "none,probe,anchored"
+
+
 @pytest.mark.parametrize(
     "arguments, message",
-    [(("--densities", "a"), "wanted numbers"), (("--densities", ","), "at least one"),
+    [(("--max-errors", "0.1", "--repairs", "none,probe"), "add anchored or tail"),
+     (("--qualities", "best"), "wanted one of"), (("--densities", "none"), "nothing to compare"),
+     (("--densities", "a"), "wanted numbers"), (("--densities", ","), "at least one"),
      (("--partitions", "psychic"), "Config.partition"), (("--repairs", "magic"), "Config.repair")],
 )  # fmt: skip
 def test_compare_refuses(arguments, message, weights, elsewhere):
     found = run("compare", "--model", weights, *TINY, *arguments)
     assert found.exit_code == 2 and message in found.output and listing(elsewhere) == []
+
+
+def test_other_work_is_told_where_it_took_time():
+    assert busy(0.3, 0.0, 2) == "Other work held up 30% of the time"
+    assert busy(0.05, 99.0, 1) is None  # what was measured goes over what was guessed
+    assert busy(None, 1.4, 1) is None and busy(None, None, 1) is None
+    assert busy(None, 1.6, 1) == "The machine was busy (load 1.6)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import torch
 from residua.errors import InputError, IntegrationError
 from residua.generation.comparison import Sparsity, compare
 from residua.generation.flops import counted_passes
+from residua.generation.page import STAGES
 from residua.generation.run import Request, generate, parse_size
 
 
@@ -83,8 +85,30 @@ def test_a_comparison_measures_both(comparison):
     assert 0.2 < facts["density"] < facts["density_with_dense"] < 1
     assert facts["sparse_calls_per_layer"] == [0, 2] and facts["dense_calls_per_layer"] == [3, 1]
     assert facts["density_per_layer"][0] is None and facts["error_per_layer"][1] > 0
-    assert {"grouping", "routing", "attention", "probes", "repair"} <= set(facts["stage_seconds"])
+    assert set(STAGES) == set(facts["stage_seconds"])
+    assert facts["cost"] > facts["density"] and facts["cost_per_layer"] == [None, facts["cost"]]
+    assert facts["error"] == facts["error_per_layer"][1] and facts["quality"] is None
+    assert facts["chosen_per_layer"] == [{}, facts["chosen"]] and sum(facts["chosen"].values()) == 2 * 2
+    assert facts["waiting"] is None or 0 <= facts["waiting"] < 1
     assert facts["versions"]["torch"] and facts["machine"]["cpu"]
+
+
+def test_waiting_is_a_share_of_all_timed_seconds(comparison):
+    sparse = dataclasses.replace(comparison.sparse, seconds=(4.0, 4.0), waited=(1.0, 0.0))
+    dense = dataclasses.replace(comparison.dense.timed, seconds=(6.0, 6.0), waited=(1.0, 2.0))
+    both = dataclasses.replace(
+        comparison, sparse=sparse, dense=dataclasses.replace(comparison.dense, timed=dense)
+    )
+    assert both.waiting == 4.0 / 20.0
+    assert dataclasses.replace(both, dense=None).waiting == 1.0 / 8.0
+    unknown = dataclasses.replace(sparse, waited=(1.0, None))
+    assert dataclasses.replace(both, sparse=unknown).waiting is None
+
+
+def test_a_sparsity_is_judged_before_anything_is_loaded():
+    for bad in ({"density": 2.0}, {"max_error": 0.0}, {"repair": "magic"}, {"quality": "best"}):
+        with pytest.raises(InputError, match="wanted"):
+            Sparsity(**bad)
 
 
 def test_flops_are_those_of_the_architecture(comparison):

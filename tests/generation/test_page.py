@@ -7,10 +7,12 @@ import dataclasses
 import hashlib
 import json
 import re
+from importlib.resources import files
 
 import pytest
 
-from residua.generation.page import report_page, result_files
+from residua.generation.comparison import Sparsity
+from residua.generation.page import STAGES, report_page, result_files
 
 HOSTILE = "<script>alert(1)</script> \"><img src=x onerror=alert(2)> {{ 7 * 7 }} </title> 'quoted'"
 
@@ -46,8 +48,27 @@ def test_the_page_tells_the_figures(comparison):
     page = report_page(comparison, 12, "residua demo").decode()
     assert f"{comparison.quality.psnr:.1f} dB" in page and "not measured" in page
     assert "no weights here" in page and f"{comparison.density:.1%}" in page
+    assert f"{comparison.cost:.1%}" in page and "quality" not in page
+    [chosen] = [f"{choice} {heads}" for choice, heads in comparison.report.total.chosen.items() if heads]
+    assert chosen in page
     for word in ("blocks.1.attn1", "grouping", "rest of the model", "128 video tokens", "PFLOPs"):
         assert word in page
+
+
+def test_the_page_tells_the_quality_and_the_heads_that_it_made_dense(comparison):
+    total = dataclasses.replace(comparison.report.total, dense_heads=7)
+    named = dataclasses.replace(
+        comparison,
+        sparsity=Sparsity(quality="fast"),
+        report=dataclasses.replace(comparison.report, total=total),
+    )
+    page = report_page(named, 12, "residua demo").decode()
+    assert "quality fast" in page and "7 heads ran dense" in page
+
+
+def test_every_stage_has_a_colour():
+    style = (files("residua.generation") / "templates" / "report.css").read_text()
+    assert all(f".c{place} " in style for place in range(len(STAGES) + 3))
 
 
 def test_scores_of_vbench_are_shown_where_there_are_some(comparison):
@@ -64,6 +85,8 @@ def test_every_file_is_made(comparison):
     }  # fmt: skip
     facts = json.loads(made["report.json"])
     for key in ("speedup", "psnr", "ssim", "lpips", "density", "density_per_layer", "versions", "machine"):
+        assert key in facts
+    for key in ("cost", "error", "chosen", "quality"):
         assert key in facts
 
 

@@ -9,7 +9,7 @@ from residua.execution import torch_primitives as plain
 from residua.execution.backend import Demand, backends
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
-from residua.types import ExtraKeys, Partition, Route
+from residua.types import Drift, ExtraKeys, Partition, Route
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DIMS = [64, 96, 128, 256]
@@ -36,6 +36,17 @@ def call(device, dtype, dim, heads=4, kv_heads=2, queries=1025, keys=1531):
     return q, k, v, Route(query, kv, cells.to(device))
 
 
+def random_drift(device, dim, rank=16):
+    slope = random(device, 2, 4, 9, rank, dim, seed=14) / rank
+    slope[:, :, 2] = torch.nan  # the keys of that group are all off
+    return Drift(
+        random(device, 2, 2, dim, rank, seed=11) / dim**0.5,
+        random(device, 2, 4, 9, rank, seed=12),
+        random(device, 2, 4, 9, rank, seed=13).abs() / (2 * rank),
+        slope,
+    )
+
+
 def in_fp64(tensors):
     return [t.double() for t in tensors]
 
@@ -56,14 +67,16 @@ def attention_backends(dtype, dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("with_extra", [False, True])
-def test_attention(device, dtype, dim, with_extra):
+@pytest.mark.parametrize("kind", ["plain", "extra keys", "drift"])
+def test_attention(device, dtype, dim, kind):
     q, k, v, route = call(device, dtype, dim)
     extra = None
-    if with_extra:
+    if kind != "plain":
         room = (2, 4, 9, 65)
         keys, values = (random(device, *room, dim, seed=s) for s in (5, 6))
-        extra = ExtraKeys(keys, values, random(device, *room, seed=7))
+        weight = random(device, *room, seed=7)
+        weight[:, :, 2] = -torch.inf
+        extra = ExtraKeys(keys, values, weight, random_drift(device, dim) if kind == "drift" else None)
     scale = dim**-0.5
     truth, truth_lse = Reference().attend(*in_fp64((q, k, v)), route, scale, extra)
     rough, rough_lse = Reference().attend(q, k, v, route, scale, extra)
@@ -108,6 +121,31 @@ def test_grouping_primitives_keep_fp32_accuracy(device, dtype, dim):
     mass = backend.cell_mass(anchors, k, route.kv, 0.1)
     torch.testing.assert_close(mass, plain.cell_mass(anchors, k.float(), route.kv, 0.1), atol=5e-5, rtol=5e-5)
     assert torch.equal(backend.gather_rows(q, route.query.order), plain.gather_rows(q, route.query.order))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_tail_primitives_keep_fp32_accuracy(device, dtype, dim):
+    backend = TritonBackend()
+    _, k, v, route = call(device, dtype, dim)
+    anchors = random(device, 2, 4, 70, dim, seed=9)
+    slots = torch.randint(-1, 7, (2, 4, 70, 33), generator=torch.Generator().manual_seed(5))
+    slots = slots.to(device, torch.int32)
+    mass = backend.cell_mass(anchors, k, route.kv, 0.1)
+    members = slots[..., None, :] == torch.arange(8, device=device)[:, None]  # [B, H, Cq, T, Ck]
+    mass = torch.where(members, mass[..., None, :], -torch.inf).logsumexp(-1)
+    arguments = (route.kv, slots, mass, 0.1)
+    got = backend.slot_means(anchors, k, v, *arguments)
+    for one, wanted in zip(got, plain.slot_means(anchors, k, v, *arguments), strict=True):
+        torch.testing.assert_close(one, wanted, atol=5e-5, rtol=5e-5)
+    # an ordering fault between two groups of a slot would show up here
+    for _ in range(3):
+        again = backend.slot_means(anchors, k, v, *arguments)
+        assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    x = random(device, 2, 2, k.shape[2], 16, seed=6) + 20
+    found = backend.group_covariance(x, v, route.kv)
+    for one, wanted in zip(found, plain.group_covariance(x, v, route.kv), strict=True):
+        torch.testing.assert_close(one, wanted, atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.parametrize("rank", [48, 64, 128])

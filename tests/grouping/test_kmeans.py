@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from oracle import normal
 
 from residua.execution import torch_primitives
 from residua.grouping import kmeans
+
+GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
 
 def whole_numbers(heads, rows, rank, seed=0, spread=20):
@@ -46,9 +50,12 @@ def test_one_step_is_lloyds(seed):
         assert found.sizes[h].tolist() == [labels.count(g) for g in range(7)]
 
 
-def test_cold_start_is_evenly_spaced_rows():
+def test_cold_start_is_a_row_of_every_part_of_the_sequence():
+    """Where in its part, the golden ratio says."""
     x = whole_numbers(2, 50, 3)
-    start = torch.stack([x[:, i * 50 // 8] for i in range(8)], 1)
+    places = [math.floor((i + i * GOLDEN_RATIO % 1) * 50 / 8) for i in range(8)]
+    assert all(50 * i // 8 <= place <= 50 * (i + 1) // 8 for i, place in enumerate(places))
+    start = torch.stack([x[:, place] for place in places], 1)
     cold, warm = kmeans(x, 8, 6), kmeans(x, 8, 6, start=start)
     assert torch.equal(cold.labels, warm.labels) and torch.equal(cold.centres, warm.centres)
 

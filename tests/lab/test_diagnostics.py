@@ -11,7 +11,7 @@ from residua.lab.diagnostics import affine, fidelity, identity_gap, row_support,
 from residua.lab.study import Study, dense_rows
 from residua.synthetic import VideoLike, video_like
 
-CONFIG = Config(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="portable")
+CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="portable")
 
 
 @pytest.fixture(scope="module", params=[None, ((256, 270),)], ids=["video", "text"])

@@ -65,11 +65,17 @@ def test_figures_are_the_same_for_the_same_numbers():
     assert figures.bars(groups, "y") == figures.bars(groups, "y")
 
 
+def test_the_scatter_takes_models_without_estimates_and_errors_of_zero():
+    panels = {"a": {"m": [(0.1, 0.2), (0.01, 0.0)], "n": []}, "b": {"m": [], "n": []}}
+    assert figures.estimate_scatter(panels, 1.5).startswith(b"\x89PNG")
+    assert figures.estimate_scatter({"b": {"m": []}}, 1.5).startswith(b"\x89PNG")
+
+
 def run(*arguments: object):
     return typer_testing.CliRunner().invoke(app, [str(part) for part in arguments])
 
 
-@pytest.mark.parametrize("command", ["analyze", "ablate"])
+@pytest.mark.parametrize("command", ["analyze", "ablate", "repairs"])
 def test_a_command_writes_its_report(tmp_path, command):
     out = tmp_path / "out"
     result = run(command, SHIPPED, "--quick", "--backend", "portable", "--out", out)
@@ -87,7 +93,7 @@ def test_a_command_writes_its_report(tmp_path, command):
     assert again.exit_code == 2 and "--force" in again.output
 
 
-@pytest.mark.parametrize("command", ["analyze", "ablate"])
+@pytest.mark.parametrize("command", ["analyze", "ablate", "repairs"])
 def test_what_is_no_capture_ends_with_a_message(tmp_path, command):
     (tmp_path / "empty").mkdir()
     for folder in ("gone", "empty"):

@@ -47,6 +47,7 @@ class Task:
     concentration: str = "medium"
     backend: str = "auto"
     repeats: int = 5
+    repair: str = "anchored"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -75,8 +76,9 @@ class Measurement:
     cold_ms: float
     stages_ms: dict[str, float]
     kernel_ms: float  # the sparse attention stage alone
-    routed_density: float
+    kernel_density: float  # what it evaluates: routed pairs and extra keys
     density: float
+    cost: float  # density and all work beside the pairs
     mean_error: float  # of the output against dense attention, relative, per row
     p99_error: float
     estimated_error: float | None
@@ -97,7 +99,7 @@ class Measurement:
 
     @property
     def kernel_over_limit(self) -> float:
-        return self.kernel_ms / (self.routed_density * self.dense_ms)
+        return self.kernel_ms / (self.kernel_density * self.dense_ms)
 
     @property
     def overhead(self) -> float:
@@ -117,7 +119,7 @@ class Measurement:
 
 def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Measurement:
     """Measures one task; raises BackendError instead of reporting times of a wrong result."""
-    config = Config(density=task.density, backend=task.backend)
+    config = Config(density=task.density, backend=task.backend, repair=task.repair)
     q, k, v = task.call()
     state = State()
     progress("check")
@@ -146,8 +148,9 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
         cold_ms=1e3 * cold,
         stages_ms=per_stage,
         kernel_ms=per_stage["attention"],
-        routed_density=float(receipt.pairs.density("routed")),
+        kernel_density=receipt.costs["routed"] + receipt.costs.get("tail", 0.0),
         density=receipt.density,
+        cost=receipt.cost,
         mean_error=mean,
         p99_error=p99,
         estimated_error=receipt.error,

@@ -24,6 +24,8 @@ from ..execution.backend import Backend, Demand, backends
 from ..grouping.partition import group_tokens
 from ..inputs import judge
 from ..metrics import row_errors
+from ..repair.expansion import expand
+from ..repair.slots import assign_slots
 from ..routing import route_cells
 from ..sizing import resolve
 from ..state import State
@@ -182,7 +184,12 @@ def primitives(call: Call, config: Config, backend: Backend) -> tuple[dict[str, 
     factor = torch.eye(dim, rank, device=call.q.device).expand(batch, heads, dim, rank)
     x = backend.project(call.q, factor, True).flatten(0, 1)  # [B * H, N, R]
     centres = x[:, : sizes.query_groups].contiguous()
-    anchors = grouping.query_centroids
+    anchors = grouping.anchors
+    mass = backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
+    wanted = torch.ones(batch, heads, dtype=torch.bool, device=call.q.device)
+    slots = assign_slots(route, grouping, mass, sizes.single_slots, sizes.merged_slots, wanted, backend)
+    tail = expand(call, grouping, slots, sizes.drift_rank, backend)
+    coordinates = backend.project(call.k, factor[:, : call.k.shape[1], :, : sizes.drift_rank], False)
     rows = call.q[:, :, : max(1, sizes.probes)]
     out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], device=call.q.device)
     left, right, bias = out[:, :, :1, :].mT, out[:, :, :1], out[:, :, 0]
@@ -192,7 +199,12 @@ def primitives(call: Call, config: Config, backend: Backend) -> tuple[dict[str, 
         "group_means": lambda: backend.group_means(call.k, grouping.kv),
         "gather_rows": lambda: backend.gather_rows(call.k, grouping.kv.order),
         "cell_mass": lambda: backend.cell_mass(anchors, call.k, grouping.kv, call.scale),
+        "slot_means": lambda: backend.slot_means(
+            anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale
+        ),
+        "group_covariance": lambda: backend.group_covariance(coordinates, call.v, grouping.kv),
         "attend": lambda: backend.attend(call.q, call.k, call.v, route, call.scale),
+        "attend, with a tail": lambda: backend.attend(call.q, call.k, call.v, route, call.scale, tail),
         "attend_rows": lambda: backend.attend_rows(rows, call.k, call.v, None, call.scale),
         "add_affine": lambda: backend.add_affine(out, left, right, bias, call.q.dtype),
     }, route

@@ -12,7 +12,7 @@ from .attention import Measurement, Task, measure
 
 TOKENS = (4096, 8192, 16384, 32768, 75600)
 DENSITIES = (0.12, 0.22, 0.35)
-COLOURS = ("#3f6fb5", "#d1632f", "#4d9d57", "#8a6bb1", "#8c8c8c", "#c2a13a")
+COLOURS = ("#3f6fb5", "#d1632f", "#4d9d57", "#8a6bb1", "#8c8c8c", "#c2a13a", "#b5577f")
 
 
 def tasks(base: Task, tokens: Sequence[int], densities: Sequence[float]) -> list[Task]:
@@ -38,9 +38,10 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     _speed_panel(left, rows)
     _stage_panel(right, rows)
     first = rows[0]
+    task = first["task"]
     figure.suptitle(
-        f"Warm SparsePR call against dense SDPA: {first['cpu']}, {first['threads']} threads, "
-        f"{first['task']['dtype']}, head dim {first['task']['head_dim']}",
+        f"Warm call, repair {task['repair']}, against dense SDPA: {first['cpu']}, "
+        f"{first['threads']} threads, {task['dtype']}, head dim {task['head_dim']}",
         fontsize=11,
     )
     path.parent.mkdir(parents=True, exist_ok=True)

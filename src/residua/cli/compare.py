@@ -1,4 +1,4 @@
-"""`residua compare`: quality against efficiency over densities, partitions and repairs."""
+"""`residua compare`: quality against efficiency over densities, error bounds, partitions and repairs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from .options import command_line, numbers, share, words
 
 # What fits a terminal of 80 columns; the files have more.
 SHOWN = {
-    "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "lpips": "LPIPS", "error": "error",
-    "pflops": "PFLOPs", "speedup": "speed\n-up",
+    "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "lpips": "LPIPS",
+    "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
 }  # fmt: skip
 PROMPT = "a red circle moving right on a grey background"
 
 
-@app.command(epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs none,probe")
+@app.command(
+    epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs probe,anchored"
+)
 def compare(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
-    densities: Annotated[str, typer.Option(help="Comma separated.")] = "0.12,0.17,0.22,0.28,0.35",
+    densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
-    repairs: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe",
+    repairs: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
+    max_errors: Annotated[
+        str | None, typer.Option(help="Also with these error bounds; may spend the largest of --densities.")
+    ] = None,
+    qualities: Annotated[str | None, typer.Option(help="Also these: faithful, balanced, fast.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
     size: Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")] = None,
     frames: Annotated[int | None, typer.Option(min=1)] = None,
@@ -58,7 +64,7 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     require_packages()
     check_folder(given.out, given.force)
     todo = sweep.settings(
-        numbers("densities", given.densities),
+        [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
         words("repairs", given.repairs),
         Sparsity(
@@ -66,6 +72,8 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
             dense_layers=share("dense-layers", given.dense_layers),
             min_tokens=given.min_tokens,
         ),
+        [] if given.max_errors is None else numbers("max-errors", given.max_errors),
+        [] if given.qualities is None else words("qualities", given.qualities),
     )
     height, width = (None, None) if given.size is None else parse_size(given.size)
     prompts = given.prompt or [PROMPT]
@@ -82,6 +90,6 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
             publish_folder(given.out, sweep.result_files(rows, {**facts, "tokens": tokens}))
     table = figures(f"{given.model}: quality against efficiency", "partition, repair", *SHOWN.values())
     for row in rows:
-        table.add_row(f"{row.partition}, {row.repair}", *sweep.cells(row, SHOWN))
+        table.add_row(row.name, *sweep.cells(row, SHOWN))
     console.print(table)
     console.print(f"wrote {', '.join(str(given.out / name) for name in sweep.FILES)}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
@@ -13,7 +12,7 @@ import typer
 from ..config import Config
 from ..repair import REPAIRS
 from .app import app, console, readable_errors
-from .options import command_line, share
+from .options import alone, command_line, share
 
 FOLDER = Path("residua-demo")
 PROMPT = "a red circle moving right on a grey background"
@@ -21,17 +20,26 @@ FPS = 12
 
 
 @app.command(
-    epilog="Example:  residua demo --density 0.12 --prompt 'a blue square moving up on a teal background'"
+    epilog="Example:  residua demo --quality fast --prompt 'a blue square moving up on a teal background'"
 )
 def demo(
     context: typer.Context,
-    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    quality: Annotated[str | None, typer.Option(help="faithful, balanced or fast.")] = None,
+    density: Annotated[
+        float | None, typer.Option(help="Share of dense attention that may be spent.", show_default="0.22")
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="Bound of every head's error; --density is then the most it may spend."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 20,
     size: Annotated[str, typer.Option(help="Pixels: one side, or width x height; multiples of 4.")] = "64",
     frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
     prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = PROMPT,
     seed: Annotated[int, typer.Option(min=0, help="The same for both videos.")] = 0,
-    repair: Annotated[str, typer.Option(help=f"One of {', '.join(REPAIRS)}.")] = "anchored",
+    repair: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(REPAIRS)}.", show_default="anchored")
+    ] = None,
     dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0.1",
     dense_layers: Annotated[str, typer.Option(help="First layers that stay dense: 1, or a share.")] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, in turn.")] = 1,
@@ -61,14 +69,19 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation.run import Request, parse_size
     from ..lab.metrics import find_lpips
     from .progress import step_bars
-    from .summary import summary
+    from .summary import busy, summary
 
     require_packages()
     # A second `residua demo` may replace what the first one wrote, and nothing else.
     check_folder(given.out, given.force, reuse=given.out == FOLDER)
     request = Request(given.prompt, given.seed, given.steps, *parse_size(given.size), given.frames)
+    alone(given.quality, density=given.density, max_error=given.max_error, repair=given.repair)
     sparsity = Sparsity(
-        Config(density=given.density, repair=given.repair),
+        Config() if given.quality is None else None,  # of the method, not of a family's preset
+        given.density,
+        quality=given.quality,
+        max_error=given.max_error,
+        repair=given.repair,
         dense_steps=share("dense-steps", given.dense_steps),
         dense_layers=share("dense-layers", given.dense_layers),
         min_tokens=0,  # a demo that stays dense because it is small would show nothing
@@ -86,9 +99,10 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
         )  # fmt: skip
     publish_folder(given.out, result_files(found, FPS, command_line(context)))
     console.print(summary(found))
-    if load_before is not None and load_before > 0.5 * (os.cpu_count() or 1):
+    disturbed = busy(found.waiting, load_before, torch.get_num_threads())
+    if disturbed is not None:
         console.print(
-            f"The machine was busy (load {load_before:.1f}): processor time is the fairer figure, and "
-            "--repeats 3 --threads 1 makes both fairer."
+            f"{disturbed}: processor time is the fairer figure, and --repeats 3 --threads 1 makes both "
+            "fairer."
         )
     console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)

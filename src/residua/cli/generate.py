@@ -11,8 +11,9 @@ import typer
 
 from ..config import Config
 from ..errors import InputError
+from ..repair import REPAIRS
 from .app import app, console, readable_errors, writable
-from .options import command_line, share
+from .options import alone, command_line, share
 
 if TYPE_CHECKING:
     from ..generation.comparison import Comparison
@@ -22,7 +23,7 @@ MODEL_HELP = "Hub id, folder in the layout of diffusers, or mini."
 
 @app.command(
     epilog="Example:  residua generate --model Wan-AI/Wan2.2-I2V-A14B-Diffusers --image first.png "
-    "--prompt 'a cat walks' --density 0.22 --out cat.mp4 --compare.  Several GPUs:  "
+    "--prompt 'a cat walks' --quality balanced --out cat.mp4 --compare.  Several GPUs:  "
     "torchrun --nproc-per-node 4 -m residua generate ..."
 )
 def generate(
@@ -30,7 +31,17 @@ def generate(
     prompt: Annotated[str, typer.Option(help="What to show.")],
     model: Annotated[str, typer.Option(help=MODEL_HELP)],
     out: Annotated[Path, typer.Option(help="The video, an .mp4 file.")] = Path("video.mp4"),
-    density: Annotated[float | None, typer.Option(help="Share of the pairs; default: the preset's.")] = None,
+    quality: Annotated[str | None, typer.Option(help="faithful, balanced or fast.")] = None,
+    density: Annotated[
+        float | None, typer.Option(help="Share of dense attention; default: the preset's.")
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        typer.Option(help="Bound of every head's error; --density is then the most it may spend."),
+    ] = None,
+    repair: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(REPAIRS)}.", show_default="anchored")
+    ] = None,
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None,
     size: Annotated[str | None, typer.Option(help="Width x height; default: the pipeline's.")] = None,
@@ -74,12 +85,22 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         given.prompt, given.seed, given.steps, height, width, given.frames, given.guidance,
         given.negative_prompt, image,
     )  # fmt: skip
+    alone(
+        given.quality,
+        density=given.density,
+        max_error=given.max_error,
+        repair=given.repair,
+        config=given.config,
+    )
     sparsity = Sparsity(
         None if given.config is None else Config.from_toml(given.config),
         given.density,
         share("dense-steps", given.dense_steps),
         share("dense-layers", given.dense_layers),
         given.min_tokens,
+        given.max_error,
+        given.repair,
+        given.quality,
     )
     lpips = find_lpips(given.lpips)
     profile = given.profile or placement.torch_device.type == "cpu"

@@ -35,6 +35,16 @@ def words(name: str, text: str) -> list[str]:
     return parts
 
 
+def alone(quality: str | None, **others: object) -> None:
+    """--quality sets the error bound and the density: refuses what would contradict it."""
+    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
+    if quality is not None and given:
+        raise InputError(
+            f"--quality {quality} together with {', '.join(given)}: a quality sets the method, its error "
+            "bound and its density; leave one of them out, or give --max-error and --density"
+        )
+
+
 def command_line(context: typer.Context, leave_out: tuple[str, ...] = ("out", "force")) -> str:
     """The command that repeats a run, with the options that were given or have a default; paths that are
     nobody else's business stay out."""

@@ -16,7 +16,7 @@ from .app import console
 def step_bars(quiet: bool = False) -> Iterator[Watch]:
     """A function that opens a bar for what is named; `quiet` for all processes but the first."""
     columns = (
-        TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"),
+        TextColumn("{task.description:<24}"), BarColumn(30), MofNCompleteColumn(), TextColumn("steps"),
         TimeElapsedColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, disable=quiet) as bars:

@@ -13,6 +13,7 @@ from .options import command_line
 
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
+REPAIRS = Path("residua-repairs")
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
@@ -37,8 +38,9 @@ def analyze(
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
     with readable_errors():
-        config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
-        _study("analyze", context, captures, config, quick, out, force)
+        groups = {"query_groups": query_groups, "kv_groups": kv_groups}
+        config = Config.paper(density=density, backend=backend, **groups)
+        run_study("analyze", context, captures, config, quick, out, force)
 
 
 @app.command(epilog="Example:  residua ablate captures --out residua-ablate")
@@ -55,22 +57,25 @@ def ablate(
 ) -> None:
     """Measure partition, repair, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
-        config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
-        _study("ablate", context, captures, config, quick, out, force)
+        groups = {"query_groups": query_groups, "kv_groups": kv_groups}
+        config = Config.paper(density=density, backend=backend, **groups)
+        run_study("ablate", context, captures, config, quick, out, force)
 
 
-def _study(
+def run_study(
     name: str, context: typer.Context, captures: Path, config: Config, quick: bool, out: Path, force: bool
 ) -> None:
+    """Reads a capture, studies it and publishes the report."""
     # imported here: the other commands must not wait for it
     from ..generation.files import check_folder
     from ..lab.ablating import ablate as ablation
     from ..lab.analysis import analyze as analysis
     from ..lab.captures import read_captures
+    from ..lab.comparing_repairs import compare_repairs
     from .lab_progress import call_bar, publish
 
-    study = {"analyze": analysis, "ablate": ablation}[name]
-    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION))
+    study = {"analyze": analysis, "ablate": ablation, "repairs": compare_repairs}[name]
+    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, REPAIRS))
     calls = read_captures(captures)
     with call_bar() as watch:
         report = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch)

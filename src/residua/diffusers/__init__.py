@@ -1,6 +1,6 @@
 """Residua for diffusers: one call accelerates the self-attention of a video pipeline.
 
->>> handle = residua.accelerate(pipe, density=0.22)   # doctest: +SKIP
+>>> handle = residua.accelerate(pipe, quality="balanced")   # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from ..config import Config
 from ..errors import InputError, IntegrationError
 from .families import Family, Grid, Preset, family_of, patched_grid, register, supported
 from .handle import Handle, unwrap
+from .quality import QUALITIES, Quality
 from .report import Report
 from .versions import require_diffusers
 
 COMPONENTS = ("transformer", "transformer_2")
 
 __all__ = [
-    "Family", "Grid", "Handle", "Preset", "Report", "accelerate", "attached", "patched_grid", "register",
-    "supported",
+    "QUALITIES", "Family", "Grid", "Handle", "Preset", "Quality", "Report", "accelerate", "attached",
+    "patched_grid", "preset_config", "register", "supported",
 ]  # fmt: skip
 
 
@@ -29,6 +30,7 @@ def accelerate(
     target: Any,
     density: float | None = None,
     *,
+    quality: str | None = None,
     config: Config | None = None,
     dense_steps: float | None = None,
     dense_layers: float | None = None,
@@ -41,8 +43,10 @@ def accelerate(
 ) -> Handle:
     """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
 
-    What is not given comes from the preset of the model family. `dense_steps` and `dense_layers` keep the
-    first ones dense: a whole number counts them, a fraction is a share (1 is one step, 1.0 all of them).
+    Say how close it must stay to dense with `quality` ("faithful", "balanced" or "fast"), or what it may cost
+    with `density`, or everything with `config`. What is not given comes from the preset of the model family.
+    `dense_steps` and `dense_layers` keep the first ones dense: a whole number counts them, a fraction is a
+    share (1 is one step, 1.0 all of them).
     `layers` limits the sparse layers to these numbers or names; `min_tokens` keeps calls with fewer video
     tokens dense. For a transformer without its pipeline, `scheduler` or `steps` says how long a run is. A
     model that is accelerated already is an error unless `replace` is given. `profile` adds the time of every
@@ -54,7 +58,9 @@ def accelerate(
 
     models = _transformers(target)
     wanted = [
-        settle(family_of(model).preset, density, config, dense_steps, dense_layers, layers, min_tokens)
+        settle(
+            family_of(model).preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality
+        )
         for model in models.values()
     ]
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
@@ -82,6 +88,11 @@ def attached(target: Any) -> Handle | None:
     found = [attachment_of(model) for model in _transformers(target).values()]
     present = [attachment for attachment in found if attachment is not None]
     return Handle(target, present) if present else None
+
+
+def preset_config(target: Any) -> Config:
+    """The config that `accelerate` takes if none is given, to change some of it."""
+    return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
 
 
 def _release(target: Any, replace: bool) -> None:

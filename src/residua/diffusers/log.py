@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # Numbers that differ from call to call: without them, equal notes are counted together.
-_MEASURED = re.compile(r"\d+\.\d{4,}")
+_MEASURED = re.compile(r"\d+\.\d{4,}|\b\d+(?= of \d+ heads)")
 PAIRS = ("routed", "probe", "pinned", "exact", "total", "possible")
 
 
@@ -58,6 +58,8 @@ class LayerLog:
         self.dense: Counter[str] = Counter()  # reason -> calls
         self.dense_pairs = 0
         self.pairs: Counter[str] = Counter()
+        self.beside: Counter[str] = Counter()  # work beside the pairs, in pair equivalents
+        self.chosen: Counter[str] = Counter()  # what the heads chose, over heads and calls
         self.flops = 0  # of the sparse calls
         self.stages: Counter[str] = Counter()  # seconds, where the calls were profiled
         self.errors: list[float] = []
@@ -94,6 +96,8 @@ class LayerLog:
         for receipt in receipts:
             self.warm += bool(receipt.warm)
             self.pairs.update({name: int(getattr(receipt.pairs, name)) for name in PAIRS})
+            self.beside.update({name: float(work.sum()) for name, work in receipt.beside.items()})
+            self.chosen.update(receipt.chosen)
             self.flops += int(receipt.flops)
             if receipt.timings is not None:
                 self.stages.update(receipt.timings.seconds)

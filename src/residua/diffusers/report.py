@@ -15,17 +15,21 @@ from .layer import Layer
 @dataclass(frozen=True)
 class LayerReport:
     """One self-attention layer, or the sum of many. `density` is that of the sparse calls, pairs over
-    possible pairs; `density_with_dense` counts the dense calls too. `error` is the mean of the probes'
-    estimates."""
+    possible pairs; `cost` is their share of dense attention with everything beside the pairs (probes, router,
+    tail); `density_with_dense` counts the dense calls too. `error` is the mean of the probes' estimates."""
 
     name: str
     sparse: int
     warm: int
     dense: dict[str, int]  # reason -> calls
     density: float | None
+    cost: float | None
     density_with_dense: float | None
     error: float | None
     pairs: dict[str, int]
+    beside: dict[str, float]  # work beside the pairs, in pair equivalents
+    chosen: dict[str, int]  # what the heads chose -> how many, over heads and calls
+    dense_heads: int  # of these, how many ran dense because max_error asked for it
     dense_pairs: int
     flops: int  # of the sparse calls, routing included
     stages: dict[str, float]  # seconds of the sparse calls; empty unless profiled
@@ -109,6 +113,8 @@ def _sum(name: str, layers: list[Layer]) -> LayerReport:
     for log in logs:
         log.settle()
     pairs = _added(log.pairs for log in logs)
+    beside = _added(log.beside for log in logs)
+    chosen = _added(log.chosen for log in logs)
     errors = [error for log in logs for error in log.errors]
     dense_pairs = sum(log.dense_pairs for log in logs)
     shapes = _added(log.shapes for log in logs)
@@ -119,11 +125,15 @@ def _sum(name: str, layers: list[Layer]) -> LayerReport:
         warm=sum(log.warm for log in logs),
         dense=dict(_added(log.dense for log in logs)),
         density=pairs["total"] / possible if possible else None,
+        cost=(pairs["total"] + sum(beside.values())) / possible if possible else None,
         density_with_dense=(
             (pairs["total"] + dense_pairs) / (possible + dense_pairs) if possible + dense_pairs else None
         ),
         error=sum(errors) / len(errors) if errors else None,
         pairs=dict(pairs),
+        beside=dict(beside),
+        chosen=dict(chosen),
+        dense_heads=chosen["dense"],
         dense_pairs=dense_pairs,
         flops=sum(log.flops for log in logs),
         stages=dict(_added(log.stages for log in logs)),

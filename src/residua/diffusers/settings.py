@@ -11,6 +11,7 @@ from typing import Any
 from ..config import Config
 from ..errors import InputError
 from .families import Preset
+from .quality import find_quality
 
 # Below this, grouping and routing cost more than the skipped pairs save.
 MIN_TOKENS = 4096
@@ -25,9 +26,11 @@ class Settings:
     dense_layers: float
     layers: tuple[int | str, ...] | None = None  # None: all
     min_tokens: int = MIN_TOKENS
+    quality: str | None = None  # the name that the config was asked for by
 
     def to_dict(self) -> dict[str, Any]:
         return {
+            "quality": self.quality,
             "config": self.config.to_dict(),
             "dense_steps": self.dense_steps,
             "dense_layers": self.dense_layers,
@@ -44,20 +47,36 @@ def settle(
     dense_layers: float | None,
     layers: Sequence[int | str] | None,
     min_tokens: int | None,
+    quality: str | None = None,
 ) -> Settings:
     """The preset of a family with the user's changes on top."""
-    if config is not None and not isinstance(config, Config):
-        raise InputError(
-            f"config={config!r}: wanted a residua.Config; to change the density alone, pass density="
-        )
-    base = Config(density=preset.density) if config is None else config
     return Settings(
-        config=base if density is None else base.replace(density=density),
+        config=_config(preset, density, config, quality),
         dense_steps=_share("dense_steps", preset.dense_steps if dense_steps is None else dense_steps),
         dense_layers=_share("dense_layers", preset.dense_layers if dense_layers is None else dense_layers),
         layers=None if layers is None else _selection(layers),
         min_tokens=_count("min_tokens", MIN_TOKENS if min_tokens is None else min_tokens),
+        quality=quality,
     )
+
+
+def _config(preset: Preset, density: float | None, config: Config | None, quality: str | None) -> Config:
+    if config is not None and not isinstance(config, Config):
+        raise InputError(
+            f"config={config!r}: wanted a residua.Config; to change the density alone, pass density="
+        )
+    if quality is not None:
+        wanted = find_quality(quality)
+        given = [name for name, value in (("density=", density), ("config=", config)) if value is not None]
+        if given:
+            raise InputError(
+                f"quality={quality!r} together with {' and '.join(given)}: a quality sets both the error "
+                "bound and the density; leave one of them out, or pass "
+                f"config=Config(max_error={wanted.max_error:g}, density=...) alone"
+            )
+        return wanted.config()
+    base = Config(density=preset.density) if config is None else config
+    return base if density is None else base.replace(density=density)
 
 
 def part_of(share: float, total: int) -> int:

@@ -121,9 +121,11 @@ class Backend:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Softmax-weighted mean key and value of the K/V groups that share a slot, at every anchor.
 
-        Key j of a group in slot t weighs exp(scale * anchor . k_j - log_mass[t]) there, where `log_mass` is the
-        log-sum-exp over all keys of the slot. anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none),
-        log_mass [B, H, Cq, T] fp32 -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
+        Key j of a group in slot t weighs exp(scale * anchor . k_j - log_mass[t]) there, where `log_mass` is
+        the log-sum-exp over all keys of the slot.
+
+        anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none), log_mass [B, H, Cq, T] fp32
+        -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
         """
         return plain.slot_means(anchors, k, v, kv, slots, log_mass, scale)
 
@@ -143,6 +145,17 @@ class Backend:
         rows [B, H, M, D], key_mask [B, Nk] bool -> [B, H, M, Dv] fp32
         """
         return plain.attend_rows(rows, k, v, key_mask, scale)
+
+    def split_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """`attend_rows`, and beside it what the rows would see if they kept only some K/V groups.
+
+        rows [B, H, M, D], kept [B, H, M, Ck] bool -> exact [B, H, M, Dv], over the kept keys alone
+        [B, H, M, Dv], their natural log-sum-exp [B, H, M], all fp32; 0 and -inf for a row that keeps nothing
+        """
+        return plain.split_rows(rows, k, v, kv, kept, key_mask, scale)
 
     def add_affine(
         self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype

@@ -13,10 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..types import ExtraKeys, Partition, Route
+from ..types import Drift, ExtraKeys, Partition, Route
 from .triton import TritonBackend
 
-TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, EXTRA_KEYS, PROBES, RANK = 75600, 40, 300, 1000, 65, 64, 16
+TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, PROBES, RANK = 75600, 40, 300, 1000, 64, 16
+EXTRA_KEYS, SLOTS = 65, 128
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SHORT = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
@@ -39,11 +40,14 @@ def cases() -> list[Case]:
     for dim, dtype in ((64, BF16), (128, BF16), (128, FP32)):
         found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_mass, dim, dtype)))
         found.append(Case(f"D={dim} to {SHORT[dtype]}", partial(_repair, dim, dtype)))
+    for dim, dtype in ((64, BF16), (128, BF16), (128, FP16), (256, BF16), (128, FP32), (256, FP32)):
+        found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_slots, dim, dtype)))
+        found.append(Case(f"D={dim} {SHORT[dtype]}, rank {RANK}", partial(_covariance, dim, dtype)))
     for dtype, dims in ((BF16, (64, 96, 128, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
         for dim in dims:
             label = f"D={dim} {SHORT[dtype]}"
-            found.append(Case(label, partial(_attend, dim, dtype, False)))
-            found.append(Case(f"{label}, extra keys", partial(_attend, dim, dtype, True)))
+            for kind in ("", ", extra keys", ", drift"):
+                found.append(Case(label + kind, partial(_attend, dim, dtype, kind)))
             found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
     return found
 
@@ -90,11 +94,27 @@ def _mass(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     backend.cell_mass(anchors, tokens(dim, dtype), partition(KV_GROUPS), 0.1)
 
 
-def _attend(dim: int, dtype: torch.dtype, with_extra: bool, backend: TritonBackend) -> None:
+def _slots(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    anchors, x = empty(1, HEADS, QUERY_GROUPS, dim), tokens(dim, dtype)
+    slots = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS, dtype=torch.int32)
+    mass = empty(1, HEADS, QUERY_GROUPS, SLOTS)
+    backend.slot_means(anchors, x, x, partition(KV_GROUPS), slots, mass, 0.1)
+
+
+def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    x = empty(1, HEADS, TOKENS, RANK)
+    backend.group_covariance(x, tokens(dim, dtype), partition(KV_GROUPS))
+
+
+def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> None:
     x = tokens(dim, dtype)
-    room = (1, HEADS, QUERY_GROUPS, EXTRA_KEYS)
-    extra = ExtraKeys(empty(*room, dim), empty(*room, dim), empty(*room)) if with_extra else None
-    backend.attend(x, x, x, route(), 0.1, extra, FP32)
+    groups = (1, HEADS, QUERY_GROUPS)
+    drift = Drift(
+        empty(1, HEADS, dim, RANK), empty(*groups, RANK), empty(*groups, RANK), empty(*groups, RANK, dim)
+    )
+    room = (*groups, SLOTS if "drift" in kind else EXTRA_KEYS)
+    extra = ExtraKeys(empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None)
+    backend.attend(x, x, x, route(), 0.1, extra if kind else None, FP32)
 
 
 def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:

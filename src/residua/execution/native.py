@@ -1,7 +1,7 @@
 """The CPU backend in C++: fused kernels for AVX-512, AVX2 and any other processor, chosen when it loads.
 
 The sources are in `native/`; the library is built with the package and loaded through a plain C interface.
-Work is cut into tasks that never depend on the number of threads, so results are bit-identical on repeats
+Work is cut into tasks whose results never depend on the number of threads: they are bit-identical on repeats
 and across thread counts. Memory beyond the outputs is a few hundred KiB per thread.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError, PlanError
-from ..types import ExtraKeys, Partition, Route
+from ..types import DRIFT_MOST, ExtraKeys, Partition, Route
 from . import native_abi as abi
 from .backend import Backend, register
 from .torch_primitives import ENERGY_LEAST, FEATURE_EPS, FILL_PASSES, LEVERAGE_MOST, RMS_FLOOR
@@ -105,14 +105,20 @@ class NativeBackend(Backend):
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype or q.dtype)
         lse = torch.empty(q.shape[:-1])
         query, kv, cells = _contiguous(route.query), _contiguous(route.kv), _bytes(route.cells)
-        keys = values = weight = None
+        keys = values = weight = basis = origin = curve = slope = None
         if extra is not None and extra.log_weight.shape[-1]:
             keys, values, weight = _float(extra.keys), _float(extra.values), _float(extra.log_weight)
+            if extra.drift is not None:
+                drift = extra.drift
+                basis, origin = _float(drift.basis), _float(drift.origin)
+                curve, slope = _float(drift.curve), _float(drift.slope)
         args = abi.AttendArgs(
             _shape(q, k, v), _groups(query), _groups(kv),
             abi.View.of(q), abi.View.of(k), abi.View.of(v), abi.View.of(out),
             lse.data_ptr(), _pointer(cells), _pointer(keys), _pointer(values), _pointer(weight),
-            0 if weight is None else weight.shape[-1], scale, abi.DTYPES[q.dtype], abi.DTYPES[out.dtype],
+            _pointer(basis), _pointer(origin), _pointer(curve), _pointer(slope),
+            0 if weight is None else weight.shape[-1], 0 if basis is None else basis.shape[-1],
+            scale, DRIFT_MOST, abi.DTYPES[q.dtype], abi.DTYPES[out.dtype],
         )  # fmt: skip
         self._run("attend", args)
         return out, lse
@@ -120,22 +126,40 @@ class NativeBackend(Backend):
     def attend_rows(
         self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float
     ) -> Tensor:
+        return self._exact_rows(rows, k, v, None, None, key_mask, scale)[0]
+
+    def split_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        return self._exact_rows(rows, k, v, kv.labels, kept, key_mask, scale)
+
+    def _exact_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, kept: Tensor | None,
+        key_mask: Tensor | None, scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         if rows.dtype != k.dtype:
             rows, k, v = rows.float(), k.float(), v.float()
-        rows, k, v, mask = _rows(rows), _rows(k), _rows(v), _bytes(key_mask)
+        rows, k, v, mask, kept = _rows(rows), _rows(k), _rows(v), _bytes(key_mask), _bytes(kept)
+        labels = None if labels is None else labels.contiguous()
         batch, heads, count, _ = rows.shape
         out = torch.empty(batch, heads, count, v.shape[-1])
+        part = out if kept is None else torch.empty_like(out)
+        lse = torch.empty(batch, heads, count)
         block = max(1, min(count, ROW_BLOCK))
         blocks = -(-count // block)
         chunks = max(1, min(-(-k.shape[2] // ROW_CHUNK), ROW_PARTS // max(1, blocks)))
         width = -(-v.shape[-1] // 16) * 16
-        partial = torch.empty(batch * heads * blocks * chunks, block * (width + 2))
+        states = 1 if kept is None else 2
+        partial = torch.empty(batch * heads * blocks * chunks, states * block * (width + 2))
         args = abi.RowsArgs(
             _shape(rows, k, v), abi.View.of(rows), abi.View.of(k), abi.View.of(v), abi.View.of(out),
-            _pointer(mask), partial.data_ptr(), block, chunks, scale, abi.DTYPES[rows.dtype], 0,
+            _pointer(mask), partial.data_ptr(), block, chunks, _pointer(kept), _pointer(labels),
+            0 if kept is None else kept.shape[-1], part.data_ptr(), lse.data_ptr(), scale,
+            abi.DTYPES[rows.dtype], 0,
         )  # fmt: skip
         self._run("attend_rows", args)
-        return out
+        return out, part, lse
 
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
         anchors, k = _float(anchors), _rows(k)
@@ -153,6 +177,37 @@ class NativeBackend(Backend):
         )  # fmt: skip
         self._run("cell_mass", args)
         return mass
+
+    def slot_means(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        anchors, k, v, log_mass = _float(anchors), _rows(k), _rows(v), _float(log_mass)
+        kv, slots = _contiguous(kv), slots.int().contiguous()
+        *heads, dim = *log_mass.shape, anchors.shape[-1]
+        keys, values = torch.empty(*heads, dim), torch.empty(*heads, v.shape[-1])
+        # Anchors of the query heads that share a K/V head are one block, as in `cell_mass`.
+        shape = _shape(anchors, k, v)
+        shape.queries = anchors.shape[1] // k.shape[1] * anchors.shape[2]
+        args = abi.SlotsArgs(
+            shape, _groups(kv), anchors.data_ptr(), abi.View.of(k), abi.View.of(v), slots.data_ptr(),
+            log_mass.data_ptr(), keys.data_ptr(), values.data_ptr(), log_mass.shape[-1], scale,
+            abi.DTYPES[k.dtype],
+        )  # fmt: skip
+        self._run("slot_means", args)
+        return keys, values
+
+    def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
+        x, v, kv = _rows(x.float()), _rows(v), _contiguous(kv)
+        rank, dim = x.shape[-1], v.shape[-1]
+        covariance = torch.empty(*x.shape[:2], kv.groups, rank, dim)
+        variance = torch.empty(*x.shape[:2], kv.groups, rank)
+        args = abi.CovarianceArgs(
+            _shape(x, x, v), _groups(kv), abi.View.of(x), abi.View.of(v), covariance.data_ptr(),
+            variance.data_ptr(), rank, abi.DTYPES[v.dtype], 0,
+        )  # fmt: skip
+        self._run("group_covariance", args)
+        return covariance, variance
 
     def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         x, centres, mask = _float(x), _float(centres), _bytes(valid)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import BackendError, PlanError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 ISAS = (
     "avx512bf16",
     "avx512",
@@ -55,8 +55,9 @@ class AttendArgs(ctypes.Structure):
         ("kv", Groups),
         *((name, View) for name in ("q", "k", "v", "out")),
         *((name, c_void_p) for name in ("lse", "cells", "extra_keys", "extra_values", "extra_weight")),
-        ("extra", c_int64),
-        ("scale", c_float),
+        *((name, c_void_p) for name in ("basis", "origin", "curve", "slope")),
+        *((name, c_int64) for name in ("extra", "rank")),
+        *((name, c_float) for name in ("scale", "bend_most")),
         ("dtype", c_int32),
         ("out_dtype", c_int32),
     )
@@ -70,6 +71,11 @@ class RowsArgs(ctypes.Structure):
         ("partial", c_void_p),
         ("block_rows", c_int64),
         ("chunks", c_int64),
+        ("kept", c_void_p),
+        ("labels", c_void_p),
+        ("groups", c_int64),
+        ("part", c_void_p),
+        ("part_lse", c_void_p),
         ("scale", c_float),
         ("dtype", c_int32),
         ("pad", c_int32),
@@ -86,6 +92,30 @@ class MassArgs(ctypes.Structure):
         ("task_groups", c_int64),
         ("scale", c_float),
         ("dtype", c_int32),
+    )
+
+
+class SlotsArgs(ctypes.Structure):
+    _fields_ = (
+        ("shape", Shape),
+        ("kv", Groups),
+        ("anchors", c_void_p),
+        *((name, View) for name in ("k", "v")),
+        *((name, c_void_p) for name in ("slots", "log_mass", "keys", "values")),
+        ("count", c_int64),
+        ("scale", c_float),
+        ("dtype", c_int32),
+    )
+
+
+class CovarianceArgs(ctypes.Structure):
+    _fields_ = (
+        ("shape", Shape),
+        ("kv", Groups),
+        *((name, View) for name in ("x", "v")),
+        *((name, c_void_p) for name in ("covariance", "variance")),
+        ("rank", c_int64),
+        *((name, c_int32) for name in ("dtype", "pad")),
     )
 
 
@@ -240,8 +270,8 @@ class Library:
             raise MemoryError(f"native {name}: no memory for a thread's scratch space")
         if status == 2:
             raise PlanError(
-                f"native {name}: a partition contradicts itself; offsets must ascend from 0 to at most N and "
-                "indices lie in 0..N-1. Build it with Partition.from_labels"
+                f"native {name}: a partition contradicts itself; offsets must ascend from 0 to at most N, "
+                "indices lie in 0..N-1 and slots in -1..T-1. Build it with Partition.from_labels"
             )
         if status:
             raise BackendError(f"native {name}: status {status}")

@@ -84,7 +84,7 @@ def _extra_of(extra: ExtraKeys | None, b: int, h: int, a: int, g: int) -> _Extra
     """Without the keys that are switched off; None if none is left."""
     if extra is None:
         return None
-    on = extra.log_weight[b, h, a] > -torch.inf
+    on = extra.log_weight[b, h, a] != -torch.inf  # NaN is on: it must reach the output
     if not on.any():
         return None
     own = (extra.keys[b, h, a][on], extra.values[b, h, a][on], extra.log_weight[b, h, a][on])

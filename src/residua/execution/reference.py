@@ -39,7 +39,7 @@ class Reference(Backend):
                 logits = torch.where(kept, query @ keys.mT * scale, -torch.inf)  # [Nq, Nk]
                 seen = kept.any(1, keepdim=True)  # [Nq, 1]
                 if extra is not None:
-                    on = (extra.log_weight[b, h] > -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
+                    on = (extra.log_weight[b, h] != -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
                     seen = seen | (on[labels.clamp(min=0)] & (labels >= 0)[:, None])
                     logits, values = _append_extra(logits, values, kept, labels, extra, query, scale, b, h)
                 if not logits.shape[1]:
@@ -91,7 +91,7 @@ def _append_extra(
         bend, shift = _drift(extra.drift, query, group, b, h)
         more, own = more + bend[:, None], own + shift[:, None, :]
     more = torch.where((labels >= 0)[:, None], more, -torch.inf)
-    own = torch.where((more > -torch.inf)[..., None], own, 0.0)
+    own = torch.where((more != -torch.inf)[..., None], own, 0.0)
     shared = torch.where(kept[..., None], values, 0.0)  # [Nq, Nk, Dv]
     return torch.cat([logits, more], 1), torch.cat([shared, own], 1)
 

@@ -189,6 +189,30 @@ def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sca
     return out.reshape(batch, heads, count, v.shape[-1])
 
 
+def split_rows(
+    rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    batch, heads, count, _ = rows.shape
+    shares, tokens = heads // k.shape[1], k.shape[2]
+    exact = attend_rows(rows, k, v, key_mask, scale)
+    part = torch.zeros_like(exact)
+    lse = exact.new_empty(batch, heads, count)
+    groups = torch.nn.functional.pad(kept, (0, 1))  # label -1, padding, is the last: never kept
+    step = _chunk(8 * tokens, count)
+    for b in range(batch):
+        for h in range(heads):
+            keys, values = k[b, h // shares].to(exact.dtype), v[b, h // shares].to(exact.dtype)
+            for start in range(0, count, step):
+                at = slice(start, start + step)
+                seen = groups[b, h, at][:, kv.labels[b, h // shares]]  # [step, Nk]
+                logits = rows[b, h, at].to(exact.dtype) @ keys.mT * scale
+                logits.masked_fill_(~seen, -torch.inf)
+                # what no row keeps must not reach it as 0 * NaN
+                part[b, h, at] = _softmax(logits) @ torch.where(seen.any(0)[:, None], values, 0.0)
+                lse[b, h, at] = logits.logsumexp(-1)
+    return exact, part, lse
+
+
 def _softmax(logits: Tensor) -> Tensor:
     """Softmax over the last dimension; a row without any key gives zeros instead of NaN."""
     empty = (logits == -torch.inf).all(-1, keepdim=True)

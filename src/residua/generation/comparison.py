@@ -13,7 +13,8 @@ import torch
 
 from .. import doctor
 from ..config import Config
-from ..diffusers import Handle, Report, accelerate
+from ..diffusers import Handle, Report, accelerate, preset_config
+from ..diffusers.quality import find_quality
 from ..lab.metrics import Lpips, Quality, quality
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
@@ -27,16 +28,33 @@ class Sparsity:
     """How a pipeline is accelerated; None takes the preset of the model family."""
 
     config: Config | None = None
-    density: float | None = None  # goes over the config's
+    density: float | None = None  # goes over the config's, as the next two
     dense_steps: float | None = None
     dense_layers: float | None = None
     min_tokens: int | None = None
+    max_error: float | None = None
+    repair: str | None = None
+    quality: str | None = None  # instead of a config and of what goes over it
+
+    def __post_init__(self) -> None:
+        """Refused now, not after a model is loaded."""
+        if self.quality is not None:
+            find_quality(self.quality)
+        (self.config or Config()).replace(**self._changes)
+
+    @property
+    def _changes(self) -> dict[str, Any]:
+        given = {"density": self.density, "max_error": self.max_error, "repair": self.repair}
+        return {name: value for name, value in given.items() if value is not None}
 
     def accelerate(self, pipe: Any, profile: bool) -> Handle:
+        config = self.config
+        if self._changes:
+            config = (config or preset_config(pipe)).replace(**self._changes)
         return accelerate(
             pipe,
-            self.density,
-            config=self.config,
+            quality=self.quality,
+            config=config,
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
             min_tokens=self.min_tokens,
@@ -51,6 +69,7 @@ class Timed:
     clip: Generation
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...]
+    waited: tuple[float | None, ...]
 
     @property
     def median(self) -> float:
@@ -95,6 +114,16 @@ class Comparison:
         return self.dense.timed.cpu_median / self.sparse.cpu_median
 
     @property
+    def waiting(self) -> float | None:
+        """Share of the timed seconds in which other work had the core that this process was ready to use;
+        None where the system does not tell."""
+        timed = [self.sparse] if self.dense is None else [self.sparse, self.dense.timed]
+        waited = [seconds for one in timed for seconds in one.waited if seconds is not None]
+        if len(waited) < sum(len(one.waited) for one in timed):
+            return None
+        return sum(waited) / sum(sum(one.seconds) for one in timed)
+
+    @property
     def on_gpu(self) -> bool:
         return "CUDA" in self.report.clock
 
@@ -102,6 +131,11 @@ class Comparison:
     def density(self) -> float | None:
         """Realised share of the pairs in the sparse calls."""
         return self.report.total.density
+
+    @property
+    def cost(self) -> float | None:
+        """Of the sparse calls as a share of dense attention: pairs, and everything beside them."""
+        return self.report.total.cost
 
     @property
     def not_measured(self) -> dict[str, str]:
@@ -139,12 +173,18 @@ class Comparison:
             **self.quality.to_dict(),
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
+            "quality": self.sparsity.quality,
+            "cost": self.cost,
             "density": self.density,
             "density_with_dense": total.density_with_dense,
             "error": total.error,
+            "chosen": total.chosen,
+            "dense_heads": total.dense_heads,
             "layers": [layer.name for layer in layers],
+            "cost_per_layer": [layer.cost for layer in layers],
             "density_per_layer": [layer.density for layer in layers],
             "error_per_layer": [layer.error for layer in layers],
+            "chosen_per_layer": [layer.chosen for layer in layers],
             "seconds_per_layer": [layer.seconds for layer in layers],
             "sparse_calls_per_layer": [layer.sparse for layer in layers],
             "dense_calls_per_layer": [layer.dense_calls for layer in layers],
@@ -158,6 +198,7 @@ class Comparison:
             "sparse_runs": list(self.sparse.seconds),
             "dense_step_seconds": None if self.dense is None else self.dense.timed.clip.step_seconds,
             "sparse_step_seconds": self.sparse.clip.step_seconds,
+            "waiting": self.waiting,
             "dense_pflops": self.pflops(dense=True),
             "sparse_pflops": self.pflops(dense=False),
             "model": self.model,
@@ -258,10 +299,15 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": doctor.gpus(),
-        # More than a few tenths before a run means that its times are not those of a quiet machine.
+        # Of the last minute, this process included; `Comparison.waiting` tells what others took.
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
 def _timed(runs: list[Generation]) -> Timed:
-    return Timed(runs[-1], tuple(run.seconds for run in runs), tuple(run.cpu_seconds for run in runs))
+    return Timed(
+        runs[-1],
+        tuple(run.seconds for run in runs),
+        tuple(run.cpu_seconds for run in runs),
+        tuple(run.waited for run in runs),
+    )

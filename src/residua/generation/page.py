@@ -26,7 +26,7 @@ from .videos import (
 
 TEMPLATES = "residua.generation", "templates"
 GAIN = 4  # of the difference clip
-STAGES = ("grouping", "routing", "attention", "probes", "repair", "exact rows")
+STAGES = ("grouping", "routing", "tail", "probes", "attention", "repair", "exact rows")
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,19 @@ def _cards(comparison: Comparison) -> list[Card]:
         seconds += f"; {comparison.cpu_speedup:.2f}x in processor time"
     return [
         Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
+        Card("Cost", _number(comparison.cost, "{:.1%}"), _cost_remark(comparison)),
         Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),
         Card("PSNR", _number(found.psnr, "{:.1f} dB"), missing.get("psnr", "sparse against dense")),
         Card("SSIM", _number(found.ssim, "{:.4f}"), missing.get("ssim", "1 is identical")),
         Card("LPIPS", _number(found.lpips, "{:.4f}"), missing.get("lpips", "AlexNet v0.1; 0 is identical")),
     ]
+
+
+def _cost_remark(comparison: Comparison) -> str:
+    if comparison.cost is None:
+        return "every call stayed dense"
+    dense = comparison.report.total.dense_heads
+    return "of dense attention: pairs, router and tail" + (f"; {dense} heads ran dense" if dense else "")
 
 
 def _density_remark(comparison: Comparison) -> str:
@@ -147,7 +155,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _layers(comparison: Comparison) -> list[dict[str, Any]]:
-    """Bars of density and error per layer, as percentages of the longest."""
+    """What each layer did. Bars of cost are percentages of dense attention, those of error of the longest."""
     layers = [
         (transformer.name, layer)
         for transformer in comparison.report.transformers
@@ -157,10 +165,12 @@ def _layers(comparison: Comparison) -> list[dict[str, Any]]:
     return [
         {
             "name": layer.name if len(comparison.report.transformers) == 1 else f"{owner}.{layer.name}",
+            "cost": layer.cost,
+            "cost_bar": 100 * min(1.0, layer.cost or 0.0),  # heads that ran dense were probed before
             "density": layer.density,
-            "density_bar": 100 * (layer.density or 0.0),
             "error": layer.error,
             "error_bar": 100 * (layer.error or 0.0) / longest,
+            "heads": ", ".join(f"{choice} {heads}" for choice, heads in layer.chosen.items() if heads),
             "sparse": layer.sparse,
             "dense": layer.dense_calls,
             "seconds": layer.seconds,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ class Generation:
     seconds: float
     cpu_seconds: float  # of all threads: what other programs took away is not in it
     step_seconds: tuple[float, ...]
+    waited: float | None = None  # seconds in which it was ready to run and other work had the core
 
 
 def generate(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
@@ -80,12 +82,14 @@ def generate(pipe: Any, request: Request, progress: Progress | None = None) -> G
     arguments = request.arguments(pipe)
     with _watched(pipe, progress) as ticks:
         _synchronise()
-        began, began_cpu = time.perf_counter(), time.process_time()
+        began, began_cpu, before = time.perf_counter(), time.process_time(), _waited()
         result = pipe(**arguments)
         _synchronise()
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - began_cpu
+        after = _waited()
     steps = tuple(float(gap) for gap in np.diff([began, *ticks]))
-    return Generation(_clip(result), seconds, cpu_seconds, steps)
+    waited = None if before is None or after is None else after - before
+    return Generation(_clip(result), seconds, cpu_seconds, steps, waited)
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -157,6 +161,14 @@ def _each(items: Any, bar: _Bar) -> Iterator[Any]:
     for item in items:
         yield item
         bar.update()
+
+
+def _waited() -> float | None:
+    """Seconds that this thread has waited for a core so far; None where the system does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _synchronise() -> None:

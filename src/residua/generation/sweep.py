@@ -7,34 +7,48 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .. import doctor
 from ..config import Config
+from ..diffusers.quality import find_quality
+from ..errors import InputError
 from ..lab.metrics import Lpips
+from ..repair import REPAIRS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
 from .run import Request
 
 FILES = ("compare.md", "compare.json", "compare.png")
 COLUMNS = {
-    "partition": "partition", "repair": "repair", "target": "target", "density": "density",
+    "partition": "partition", "repair": "repair", "quality": "quality", "max_error": "max error",
+    "target": "target", "cost": "cost", "density": "density",
     "psnr": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "error": "attention error", "pflops": "PFLOPs",
     "speedup": "speed-up", "seconds": "seconds",
 }  # fmt: skip
 FORMS = {
-    "target": "{:.0%}", "density": "{:.1%}", "psnr": "{:.2f}", "ssim": "{:.4f}", "lpips": "{:.4f}",
+    "max_error": "{:g}", "target": "{:.0%}", "cost": "{:.1%}", "density": "{:.1%}",
+    "psnr": "{:.2f}", "ssim": "{:.4f}", "lpips": "{:.4f}",
     "error": "{:.4f}", "pflops": "{:.4g}", "speedup": "{:.2f}x", "seconds": "{:.1f}",
 }  # fmt: skip
+TITLES = {
+    "psnr": "PSNR, dB", "speedup": "speed-up", "density": "density of the sparse calls",
+    "cost": "cost of the sparse calls, share of dense attention",
+}  # fmt: skip
+PANELS = (("cost", "psnr"), ("speedup", "psnr"), ("density", "psnr"), ("density", "speedup"))  # x, y
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting, averaged over the prompts; None was not measured."""
+    """One setting, averaged over the prompts; None was not measured, or not asked for. With a `max_error` the
+    `target` is the most that may be spent. `cost` is the sparse calls' share of dense attention, all in."""
 
     partition: str
     repair: str
+    quality: str | None
+    max_error: float | None
     target: float | None
+    cost: float | None
     density: float | None
     psnr: float | None
     ssim: float | None
@@ -44,20 +58,58 @@ class Row:
     speedup: float | None
     seconds: float | None
 
+    @property
+    def line(self) -> str:
+        """What it is compared along with."""
+        if self.quality is not None:
+            return "quality"
+        bounded = "" if self.max_error is None else ", by max error"
+        return f"{self.partition}, {self.repair}{bounded}"
+
+    @property
+    def name(self) -> str:
+        """Short, for a terminal; the density is in a column of its own."""
+        if self.quality is not None:
+            return self.quality
+        bound = "" if self.max_error is None else f" ≤{self.max_error:g}"
+        return f"{self.partition}, {self.repair}{bound}"
+
 
 def settings(
-    densities: Sequence[float], partitions: Sequence[str], repairs: Sequence[str], base: Sparsity
+    densities: Sequence[float],
+    partitions: Sequence[str],
+    repairs: Sequence[str],
+    base: Sparsity,
+    max_errors: Sequence[float] = (),
+    qualities: Sequence[str] = (),
 ) -> list[Sparsity]:
-    """Every combination, validated before anything runs."""
-    return [
-        Sparsity(
-            Config(density=density, partition=partition, repair=repair),
-            dense_steps=base.dense_steps,
-            dense_layers=base.dense_layers,
-            min_tokens=base.min_tokens,
-        )
+    """Every combination, validated before anything runs. An error bound may spend the largest of the
+    densities; a quality brings its own partition, repair and density."""
+    configs = [
+        Config(density=density, partition=partition, repair=repair)
         for partition, repair, density in itertools.product(partitions, repairs, densities)
     ]
+    ceiling, judging = max(densities, default=Config().density), _judging(repairs, max_errors)
+    configs += [
+        Config(density=ceiling, partition=partition, repair=repair, max_error=bound)
+        for partition, repair, bound in itertools.product(partitions, judging, max_errors)
+    ]
+    todo = [replace(base, config=config) for config in configs]
+    todo += [replace(base, quality=name) for name in qualities]
+    if not todo:
+        raise InputError("nothing to compare: give densities, max errors or qualities")
+    return todo
+
+
+def _judging(repairs: Sequence[str], max_errors: Sequence[float]) -> list[str]:
+    """The repairs that estimate an error which can be bounded."""
+    found = [name for name in repairs if name not in REPAIRS or REPAIRS[name].all_in]
+    if max_errors and not found:
+        known = " or ".join(name for name, repair in REPAIRS.items() if repair.all_in)
+        raise InputError(
+            f"an error bound needs an error estimate, and repair {', '.join(repairs)} gives none: add {known}"
+        )
+    return found
 
 
 def sweep(
@@ -104,12 +156,13 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "",
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
         f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
-        "speed-up of the whole generation, dense steps included; PFLOPs of the transformer (self-attention "
-        "and matrix products).",
+        "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
+        "dense attention, with probes, router and tail; PFLOPs of the transformer (self-attention and matrix "
+        "products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
         "",
         "| " + " | ".join(COLUMNS.values()) + " |",
-        "|" + "---|" * 2 + "---:|" * (len(COLUMNS) - 2),
+        "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
         *("| " + " | ".join(cells(row)) + " |" for row in rows),
         "",
         "```",
@@ -120,35 +173,48 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> bytes:
-    """PSNR and speed-up over density, one line per partition and repair."""
+    """What quality costs, one line per partition and repair; the points of a line are in the order of what
+    was asked for, so that a noisy speed-up does not tangle it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.3), layout="constrained")
+    figure = Figure(figsize=(11, 8.2), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(1, 2)
-    for axis, (name, title) in zip(panels, (("psnr", "PSNR, dB"), ("speedup", "speed-up")), strict=True):
-        for partition, repair in dict.fromkeys((row.partition, row.repair) for row in rows[1:]):
-            line = [row for row in rows[1:] if (row.partition, row.repair) == (partition, repair)]
-            known = [(row.density, getattr(row, name)) for row in line if row.density and getattr(row, name)]
-            axis.plot(*zip(*sorted(known), strict=True) if known else ([], []), marker="o",
-                      label=f"{partition}, repair {repair}")  # fmt: skip
-        axis.set_xlabel("density of the sparse calls")
-        axis.set_title(title, loc="left")
+    panels = figure.subplots(2, 2)
+    for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
+        for line in dict.fromkeys(row.line for row in rows[1:]):
+            _draw(axis, x, y, [row for row in rows[1:] if row.line == line])
+        axis.set_xlabel(TITLES[x])
+        axis.set_title(TITLES[y], loc="left")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    handles = panels.flat[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 
+def _draw(axis: Any, x: str, y: str, line: list[Row]) -> None:
+    line = sorted(line, key=lambda row: (row.max_error or 0.0, row.target or 0.0))
+    known = [row for row in line if getattr(row, x) is not None and getattr(row, y) is not None]
+    style = "--" if line[0].max_error is not None else "-"
+    xs, ys = [getattr(row, x) for row in known], [getattr(row, y) for row in known]
+    axis.plot(xs, ys, style, marker="*" if line[0].quality else "o", label=line[0].line)
+    for row, at in zip(known, zip(xs, ys, strict=True), strict=True):
+        if row.quality is not None:
+            axis.annotate(row.quality, at, xytext=(5, 4), textcoords="offset points", fontsize="small")
+
+
 def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
-    assert sparsity.config is not None
+    config = _config(sparsity)
     return Row(
-        partition=sparsity.config.partition,
-        repair=sparsity.config.repair,
-        target=sparsity.config.density,
+        partition=config.partition,
+        repair=config.repair,
+        quality=sparsity.quality,
+        max_error=config.max_error,
+        target=config.density,
+        cost=_mean([one.cost for one in found]),
         density=_mean([one.density for one in found]),
         psnr=_mean([one.quality.psnr for one in found]),
         ssim=_mean([one.quality.ssim for one in found]),
@@ -163,7 +229,7 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
 def _dense_row(found: list[Comparison], baselines: list[Baseline]) -> Row:
     pflops = _mean([one.pflops(dense=True) for one in found])
     seconds = _mean([dense.timed.median for dense in baselines])
-    return Row("dense", "-", None, 1.0, None, None, None, None, pflops, 1.0, seconds)
+    return Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -173,8 +239,18 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _name(sparsity: Sparsity) -> str:
+    if sparsity.quality is not None:
+        return sparsity.quality
+    config = _config(sparsity)
+    asked = f"{config.density:g}" if config.max_error is None else f"≤{config.max_error:g}"
+    return f"{asked} {config.partition} {config.repair}"
+
+
+def _config(sparsity: Sparsity) -> Config:
+    if sparsity.quality is not None:
+        return find_quality(sparsity.quality).config()
     assert sparsity.config is not None
-    return f"{sparsity.config.density:g} {sparsity.config.partition} {sparsity.config.repair}"
+    return sparsity.config
 
 
 def _cell(name: str, value: Any) -> str:

@@ -33,9 +33,8 @@ def kmeans(
 ) -> Clusters:
     """Clusters the rows of x [G, N, R] into `groups` groups per head with `steps` Lloyd steps.
 
-    `start` [G, C, R] continues from given centres, otherwise rows spread over the sequence are taken. `valid` [G, N]
-    leaves rows out.
-    """
+    `start` [G, C, R] continues from given centres, otherwise rows spread over the sequence are taken.
+    `valid` [G, N] leaves rows out."""
     backend = backend or Backend()
     x = backend.only_finite(x)
     centres = first_centres(x, groups, valid) if start is None else backend.only_finite(start)
@@ -49,9 +48,8 @@ def kmeans(
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
     """One row of each of `groups` equal parts of the sequence, counted among the valid rows only.  # [G, C]
 
-    Where in its part a row lies follows the golden ratio. Rows at equal distances would all lie in one column of
-    the picture whenever that distance is a multiple of its width.
-    """
+    Where in its part a row lies follows the golden ratio. Rows at equal distances would all lie in one
+    column of the picture whenever that distance is a multiple of its width."""
     heads, rows = shape
     part = torch.arange(groups, device=device)
     place = part * PLACES + part * GOLDEN % PLACES  # [C], in parts of a PLACES-th

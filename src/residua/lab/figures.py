@@ -113,3 +113,27 @@ def bars(groups: Mapping[str, Mapping[str, float]], ylabel: str) -> bytes:
     axis.set_ylim(top=1.45 * max(max(found.values()) for found in groups.values()))
     axis.legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
     return to_png(figure)
+
+
+def estimate_scatter(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], factor: float
+) -> bytes:
+    """Panel -> model -> (true, estimated) error, with the identity and a band of a factor around it."""
+    figure, axes = canvas(len(panels), width=4.6, height=4.2)
+    every = [pair for models in panels.values() for pairs in models.values() for pair in pairs]
+    seen = [value for pair in every for value in pair if value > 0] or [0.01, 1.0]
+    ends = [0.6 * min(seen), 1.6 * max(seen)]
+    for axis, (title, models) in zip(axes[0], panels.items(), strict=True):
+        axis.plot(ends, ends, color=INK, linewidth=0.8, linestyle="--")
+        low, high = ([end * by for end in ends] for by in (1 / factor, factor))
+        axis.fill_between(ends, low, high, color=GRID, alpha=0.6)
+        for place, (model, pairs) in enumerate(models.items()):
+            colour, mark = COLOURS[place % len(COLOURS)], MARKS[place % len(MARKS)]
+            x, y = zip(*pairs, strict=True) if pairs else ((), ())
+            axis.scatter(x, y, s=20, alpha=0.7, color=colour, marker=mark, label=model, linewidths=0)
+        axis.set(
+            xscale="log", yscale="log", xlim=ends, ylim=ends, title=title,
+            xlabel="true mean row error", ylabel="estimated by the call",
+        )  # fmt: skip
+    axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left")
+    return to_png(figure)

@@ -74,7 +74,10 @@ class Study:
         sizes = resolve(config, self.call)
         if start is not None:
             return group_tokens(self.call, config, sizes, start, self.backend)
-        key = config.replace(density=1.0, probes=0)  # nothing here depends on them
+        # nothing here depends on them
+        key = config.replace(
+            density=1.0, probes=0, repair="none", tail_slots=None, drift_rank=0, max_error=None, balance=False
+        )
         if key not in self._groupings:
             self._groupings[key] = group_tokens(self.call, config, sizes, None, self.backend)
         return self._groupings[key]
@@ -122,9 +125,13 @@ class Study:
 
     def errors(self, out: Tensor, *probed: Probes) -> tuple[float, float]:
         """Mean and p99 of the relative row error, over routed rows that are in none of the probe sets."""
+        return self.errors_at(out, *(probes.rows.flatten() for probes in probed))
+
+    def errors_at(self, out: Tensor, *left_out: Tensor) -> tuple[float, float]:
+        """The same without rows [n] that are named."""
         text = self.call.exact_queries.index(self.call.q.device)
-        left_out = torch.cat([text, *(probes.rows.flatten() for probes in probed)]).unique()
-        return row_errors(out, self.dense, left_out[None, None])
+        rows = torch.cat([text, *left_out]).unique()
+        return row_errors(out, self.dense, rows[None, None])
 
 
 def dense_rows(call: Call, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:

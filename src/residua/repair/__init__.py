@@ -6,6 +6,6 @@ from .fit import Fit, apply, estimate_error, fit
 from .probe import ProbeFit
 
 __all__ = [
-    "REPAIRS", "Anchored", "Fit", "Plan", "ProbeFit", "Repair", "Tail", "Work", "apply", "estimate_error", "fit",
-    "register",
+    "REPAIRS", "Anchored", "Fit", "Plan", "ProbeFit", "Repair", "Tail", "Work", "apply", "estimate_error",
+    "fit", "register",
 ]  # fmt: skip

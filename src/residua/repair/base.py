@@ -1,5 +1,5 @@
-"""What a repair is: it routes a call within its budget, may give the kernel a tail to attend to in place of what
-is skipped, and may correct the output. A new one is a class with `@register`."""
+"""What a repair is: it routes a call within its budget, may give the kernel a tail to attend to in place of
+what is skipped, and may correct the output. A new one is a class with `@register`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class Plan:
     choices: tuple[str, ...] = ()  # what the repair chose from,
     choice: Tensor | None = None  # [B, H] int64, and what it chose
     costs: Mapping[str, Tensor] = field(default_factory=dict)  # beside the pairs, in pair equivalents [B, H]
+    notes: tuple[str, ...] = ()
 
 
 class Repair:

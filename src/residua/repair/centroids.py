@@ -1,4 +1,5 @@
-"""A tail without anchors: a skipped K/V group enters through its size, its key centroid and its value centroid."""
+"""A tail without anchors: a skipped K/V group enters through its size, its key centroid and its value
+centroid."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from .slots import Slots
 
 
 def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
-    """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf for an
-    empty one.  # [B, H, Cq, Ck] fp32"""
+    """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
+    for an empty one.  # [B, H, Cq, Ck] fp32"""
     centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
     return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..probes import place_probes
 from ..types import DRIFT_MOST, ExtraKeys, Probes, Route
 from .base import Work
 
@@ -34,63 +35,67 @@ class Verdict:
         return self.choice == 3
 
 
-def judge(work: Work, route: Route, tail: ExtraKeys, probes: Probes, lean: Tensor) -> Verdict:
-    """Lets every head choose. `lean` [B, H] heads have no tail to choose."""
-    rows, labels = _probe_rows(work, probes)
-    sparse, lse = _attend_kept(work, rows, labels, route)
-    plain = _error(sparse, probes)
-    still = _error(_with_tail(work, rows, labels, tail, sparse, lse, drift=False), probes)
-    moving = still
-    if tail.drift is not None:
-        moving = _error(_with_tail(work, rows, labels, tail, sparse, lse, drift=True), probes)
+def judge(work: Work, route: Route, tail: ExtraKeys, lean: Tensor) -> tuple[Probes, Verdict]:
+    """Takes the probes and lets every head choose. `lean` [B, H] heads have no tail to choose."""
+    call, backend = work.call, work.backend
+    policy = work.config.probe_policy or "scattered"
+    index, weights = place_probes(call, work.grouping, work.sizes.probes, policy, backend)
+    rows = backend.gather_rows(call.q, index)
+    group = work.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
+    kept = _own(route.cells, group)  # [B, H, M, Ck]
+    exact, sparse, lse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
+    probes = Probes(index, weights, exact)
+    choice, error = _choose(work, probes, _candidates(work, rows.float(), group, tail, sparse, lse), lean)
+    if tail.drift is None:
+        choice = choice.clamp(min=1)  # the first two are the same, and the receipt must not claim a drift
+    sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
+    # the exact pass holds the scores already; only the values are summed a second time
+    share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
+    return probes, Verdict(choice, error, share * (kept * sizes).sum((-2, -1)).double())
 
-    none = torch.zeros_like(plain, dtype=torch.long)
-    best = none if tail.drift is not None else none + 1
-    error = moving
-    for index, other in ((1, still), (2, plain)):
+
+def _choose(work: Work, probes: Probes, candidates: list[Tensor], lean: Tensor) -> tuple[Tensor, Tensor]:
+    """The best candidate of every head, and its error.  # [B, H] each"""
+    errors = [_error(out, probes) for out in candidates]
+    best, error = torch.zeros_like(lean, dtype=torch.long), errors[0]
+    for index, other in enumerate(errors[1:], start=1):
         better = other < HANDICAP * error
         best, error = torch.where(better, index, best), torch.where(better, other, error)
-    best, error = torch.where(lean, 2, best), torch.where(lean, plain, error)
+    best, error = torch.where(lean, 2, best), torch.where(lean, errors[2], error)
     if work.config.max_error is not None:
         # with all that it may spend it is still too far off
         dense = (error > work.config.max_error) & (work.density >= work.config.density)
         best, error = torch.where(dense, 3, best), torch.where(dense, 0.0, error)
-    return Verdict(best, error, _kept_keys(work, labels, route))
+    return best, error
 
 
-def _probe_rows(work: Work, probes: Probes) -> tuple[Tensor, Tensor]:
-    """The probe rows [B, H, M, D] and their query groups [B, H, M]."""
-    return work.backend.gather_rows(work.call.q, probes.rows), work.grouping.query.labels.gather(-1, probes.rows)
+def _candidates(
+    work: Work, rows: Tensor, group: Tensor, tail: ExtraKeys, sparse: Tensor, lse: Tensor
+) -> list[Tensor]:
+    """The probe rows with tail and drift, with the tail alone, without it.  # [B, H, M, Dv] fp32 each"""
+    logits = work.call.scale * (_own(tail.keys, group) * rows[..., None, :]).sum(-1)
+    logits += _own(tail.log_weight, group)  # [B, H, M, T]
+    top = logits.logsumexp(-1)
+    weights = torch.where(top[..., None] == -torch.inf, 0.0, logits.softmax(-1))
+    value = (weights[..., None] * _own(tail.values, group)).sum(-2)
+
+    def joined(value: Tensor, top: Tensor) -> Tensor:
+        share = torch.sigmoid(top - lse)[..., None]
+        return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
+
+    still = joined(value, top)
+    if tail.drift is None:
+        return [still, still, sparse]
+    y = rows @ tail.drift.basis.repeat_interleave(work.call.shares, dim=1) - _own(tail.drift.origin, group)
+    bend = (y.square() * _own(tail.drift.curve, group)).sum(-1).clamp(max=DRIFT_MOST)
+    shift = (y[..., None] * _own(tail.drift.slope, group)).sum(-2)
+    return [joined(value + shift, top + bend), still, sparse]
 
 
-def _attend_kept(work: Work, rows: Tensor, labels: Tensor, route: Route) -> tuple[Tensor, Tensor]:
-    """What the probe rows get from their kept cells: a call of its own with the same cells."""
-    call, groups = work.call, route.query.groups
-    few = Route(work.backend.sort_groups(labels, groups), route.kv, route.cells, route.pinned_groups)
-    return work.backend.attend(rows, call.k, call.v, few, call.scale, out_dtype=torch.float32)
-
-
-def _with_tail(
-    work: Work, rows: Tensor, labels: Tensor, tail: ExtraKeys, sparse: Tensor, lse: Tensor, drift: bool
-) -> Tensor:
-    """The probe rows with their extra keys.  # [B, H, M, Dv] fp32"""
-    group, rows = labels.clamp(min=0), rows.float()
-
-    def own(x: Tensor) -> Tensor:
-        """What belongs to the probe rows' groups.  # [B, H, Cq, ...] -> [B, H, M, ...]"""
-        index = group.view(*group.shape, *[1] * (x.ndim - 3))
-        return torch.take_along_dim(x, index, dim=2)
-
-    logits = work.call.scale * (own(tail.keys) @ rows[..., None])[..., 0] + own(tail.log_weight)  # [B, H, M, T]
-    value = torch.where(logits == -torch.inf, 0.0, logits.softmax(-1))[..., None, :] @ own(tail.values)
-    value, top = value[..., 0, :], logits.logsumexp(-1)
-    if drift and tail.drift is not None:
-        basis = tail.drift.basis.repeat_interleave(work.call.shares, dim=1)
-        y = rows @ basis - own(tail.drift.origin)
-        top = top + (y.square() * own(tail.drift.curve)).sum(-1).clamp(max=DRIFT_MOST)
-        value = value + (y[..., None, :] @ own(tail.drift.slope))[..., 0, :]
-    share = torch.sigmoid(top - lse)[..., None]
-    return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
+def _own(x: Tensor, group: Tensor) -> Tensor:
+    """What belongs to the query groups of the probe rows.  # [B, H, Cq, ...], [B, H, M] -> [B, H, M, ...]"""
+    heads = torch.arange(group.shape[0] * group.shape[1], device=x.device).view(*group.shape[:2], 1)
+    return x.flatten(0, 2)[group + heads * x.shape[2]]
 
 
 def _error(out: Tensor, probes: Probes) -> Tensor:
@@ -99,10 +104,3 @@ def _error(out: Tensor, probes: Probes) -> Tensor:
     error = (out - probes.exact).norm(dim=-1) / norm
     total = probes.weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
     return (error * probes.weights).sum(-1) / total
-
-
-def _kept_keys(work: Work, labels: Tensor, route: Route) -> Tensor:
-    """Pairs of the probe rows with their kept cells.  # [B, H] fp64"""
-    sizes = route.kv.sizes.repeat_interleave(work.call.shares, dim=1)
-    kept = (route.cells * sizes[..., None, :]).sum(-1)  # [B, H, Cq]
-    return kept.gather(-1, labels.clamp(min=0)).sum(-1).double()

@@ -33,9 +33,7 @@ class ProbeFit(Repair):
             return out, None
         config, sizes, probes = work.config, work.sizes, plan.probes
         missed, x = probes.residual(out)
-        found = fit(
-            x, missed, probes.weights, sizes.repair_rank, config.ridge, config.subspace, work.backend
-        )
+        found = fit(x, missed, probes.weights, sizes.repair_rank, config.ridge, config.subspace, work.backend)
         out = apply(out, found, probes, work.call.q.dtype, work.backend)
         # one probe alone is met exactly and says nothing about the others
         return out, estimate_error(found, probes) if sizes.probes > 1 else None

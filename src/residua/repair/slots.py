@@ -1,5 +1,5 @@
-"""Which skipped K/V groups of a query group share an extra key. The heaviest stay for themselves; the others are
-merged with their neighbours, so that a row never sees more than a fixed number of them."""
+"""Which skipped K/V groups of a query group share an extra key. The heaviest stay for themselves; the
+others are merged with their neighbours, so that a row never sees more than a fixed number of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,16 @@ class Slots:
 
 
 def assign_slots(
-    route: Route, grouping: Grouping, log_mass: Tensor, single: int, merged: int, wanted: Tensor, backend: Backend
+    route: Route,
+    grouping: Grouping,
+    log_mass: Tensor,
+    single: int,
+    merged: int,
+    wanted: Tensor,
+    backend: Backend,
 ) -> Slots:
-    """`single` slots for the heaviest skipped groups, `merged` for all others; none in heads that are not wanted.
+    """`single` slots for the heaviest skipped groups, `merged` for all others; none in heads that are not
+    wanted.
 
     log_mass [B, H, Cq, Ck], wanted [B, H] bool
     """
@@ -38,7 +45,9 @@ def assign_slots(
     near = neighbours(grouping, merged, backend).repeat_interleave(shares, dim=1)  # [B, H, Ck]
     index = (near + single)[..., None, :].expand_as(mass)
     heaviest = mass.topk(min(single, mass.shape[-1]), dim=-1).indices  # [B, H, Cq, single]
-    index = index.scatter(-1, heaviest, torch.arange(heaviest.shape[-1], device=mass.device).expand_as(heaviest))
+    index = index.scatter(
+        -1, heaviest, torch.arange(heaviest.shape[-1], device=mass.device).expand_as(heaviest)
+    )
     index = torch.where(skipped, index, single + merged)  # a spare last slot for what is kept
 
     top = mass.new_full((*mass.shape[:-1], single + merged + 1), -torch.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.types import ExtraKeys, Partition, Route
+from residua.types import DRIFT_MOST, Drift, ExtraKeys, Partition, Route
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -49,6 +49,16 @@ def dense_mask(route: Route) -> Tensor:
     return rows.gather(3, keys.remainder(ck + 1)[:, :, None].expand(-1, -1, rows.shape[2], -1))
 
 
+def random_drift(batch: int, heads: int, kv_heads: int, groups: int, dim: int, rank: int) -> Drift:
+    """Bends on both sides of the limit, origins that leave little of the coordinates."""
+    return Drift(
+        random(batch, kv_heads, dim, rank, seed=11) / dim**0.5,
+        random(batch, heads, groups, rank, seed=12),
+        random(batch, heads, groups, rank, seed=13).abs() / (2 * rank),
+        random(batch, heads, groups, rank, dim, seed=14) / rank,
+    )
+
+
 def attention_truth(
     q: Tensor,
     k: Tensor,
@@ -74,6 +84,15 @@ def attention_truth(
         for t in (extra.keys, extra.values, extra.log_weight)
     )  # [B, H, Nq, T, ...]
     tail = torch.einsum("bhnd,bhntd->bhnt", q.double(), keys) * scale + weight
+    if extra.drift is not None:
+        drift, shares_h = extra.drift, q.shape[1] // extra.drift.basis.shape[1]
+        origin, curve, slope = (
+            torch.take_along_dim(t.double(), member.unflatten(-1, (1,) * (t.ndim - 3)), 2)
+            for t in (drift.origin, drift.curve, drift.slope)
+        )
+        y = q.double() @ drift.basis.double().repeat_interleave(shares_h, 1) - origin
+        tail = tail + (y.square() * curve).sum(-1, keepdim=True).clamp(max=DRIFT_MOST)
+        values = values + torch.einsum("bhnr,bhnrd->bhnd", y, slope)[..., None, :]
     tail = tail.masked_fill(group[..., None] < 0, -torch.inf)
     both = torch.cat([logits, tail], -1)
     shares_ = both.softmax(-1).nan_to_num(0)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import assert_near, attention_truth, dense_mask, generator, ragged, random, random_route
+from cases import (
+    assert_near,
+    attention_truth,
+    dense_mask,
+    generator,
+    ragged,
+    random,
+    random_drift,
+    random_route,
+)
 
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
+from residua.execution.triton.drift import drift_rows
 from residua.execution.triton.plan import plan_attention
 from residua.execution.triton.rows import split_keys
 from residua.execution.triton.shapes import FALLBACK_PROCESSORS
-from residua.types import ExtraKeys, Partition, Route
+from residua.types import DRIFT_MOST, ExtraKeys, Partition, Route
 
 BACKEND = TritonBackend()
 
@@ -72,6 +82,52 @@ def test_extra_keys(dtype, extra_dtype):
     # a key that is switched off may hold anything
     extra.keys[..., 3, :], extra.values[..., 3, :] = torch.nan, torch.inf
     assert torch.isfinite(BACKEND.attend(q, k, v, route, dim**-0.5, extra)[0]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("dim", "rank"), [(64, 16), (20, 5), (256, 16)])
+def test_drift(dtype, dim, rank):
+    heads, queries, keys, groups, extras = 2, 50, 60, 4, 19
+    q, k, v = (
+        random(1, n, t, dim, dtype=dtype, seed=i)
+        for i, (n, t) in enumerate([(heads, queries), (1, keys), (1, keys)])
+    )
+    route = random_route(ragged(1, heads, queries, groups, loose=True), ragged(1, 1, keys, 7), 0.3)
+    weight = random(1, heads, groups, extras, seed=5)
+    weight[..., 3] = -torch.inf
+    weight[:, :, 1] = -torch.inf  # a group whose keys are all off
+    drift = random_drift(1, heads, 1, groups, dim, rank)
+    pairs = [random(1, heads, groups, extras, dim, seed=s) for s in (3, 4)]
+    out, lse = check(q, k, v, route, ExtraKeys(*pairs, weight, drift))
+    still, still_lse = BACKEND.attend(q, k, v, route, dim**-0.5, ExtraKeys(*pairs, weight), torch.float32)
+    labels = route.query.labels
+    moves = (weight > -torch.inf).any(-1).gather(2, labels.clamp(min=0)) & (labels >= 0)
+    assert ((out - still).abs().amax(-1) > 1e-3)[moves].all()
+    assert torch.equal(out[~moves], still[~moves])
+    assert torch.equal(lse[~moves], still_lse[~moves])
+    # where every key is off, the drift may hold anything
+    for part in (drift.origin, drift.curve, drift.slope):
+        part[:, :, 1] = torch.nan
+    again, lse_again = BACKEND.attend(
+        q, k, v, route, dim**-0.5, ExtraKeys(*pairs, weight, drift), torch.float32
+    )
+    assert torch.equal(again, out)
+    assert torch.equal(lse_again, lse)
+
+
+def test_coordinates_of_16_bit_rows_keep_the_digits_of_fp32():
+    """Rows and origin are far from 0 and near each other."""
+    q = (random(1, 2, 70, 64) / 8 + 3).half()
+    query = ragged(1, 2, 70, 4, loose=True)
+    drift = random_drift(1, 2, 1, 4, 64, 16)
+    drift.origin.copy_((q.float() @ drift.basis).mean(2, keepdim=True).expand_as(drift.origin))
+    labels = query.labels.clamp(min=0)[..., None]
+    wanted = q.double() @ drift.basis.double() - torch.take_along_dim(drift.origin, labels, 2).double()
+    bend = (wanted.square() * torch.take_along_dim(drift.curve, labels, 2)).sum(-1).clamp(max=DRIFT_MOST)
+    y, got = drift_rows(q, drift, query)
+    grouped = query.labels >= 0
+    assert (y - wanted)[grouped].abs().max() < 1e-5
+    assert (got - bend)[grouped].abs().max() < 1e-5
 
 
 def test_keys_of_16_bits_lose_nothing_beside_large_log_weights():

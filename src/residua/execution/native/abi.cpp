@@ -107,6 +107,17 @@ void keep_empty(const KmeansArgs& a, int64_t head, int64_t begin, int64_t end) {
   }
 }
 
+constexpr int64_t kAnchorsLeast = 6, kAnchorsMost = 300;
+
+// Anchors of a task of `slot_means`, in whole row blocks. Every task packs all keys for itself, so there are
+// only as many as keep the threads busy; an anchor's sums do not depend on the cut.
+int64_t slot_anchors(const SlotsArgs& a, int64_t threads) {
+  const int64_t heads = std::max<int64_t>(1, a.shape.batch * a.shape.kv_heads);
+  const int64_t parts = (2 * threads + heads - 1) / heads;
+  const int64_t even = round_up((a.shape.queries + parts - 1) / parts, kAnchorsLeast);
+  return std::clamp(even, kAnchorsLeast, kAnchorsMost);
+}
+
 constexpr int64_t kRowsPerTask = 960;    // of projections, repairs and assignments
 constexpr int64_t kGatherRows = 512;
 
@@ -131,7 +142,7 @@ RESIDUA_EXPORT int32_t residua_attend(const AttendArgs* a, int32_t isa, int32_t 
     const std::vector<AttendTask> tasks = attend_tasks(*a);
     int64_t rows = 1;
     for (const AttendTask& task : tasks) rows = std::max(rows, task.end - task.begin);
-    return parallel(threads, tasks.size(), kernels.attend_scratch(s, rows),
+    return parallel(threads, tasks.size(), kernels.attend_scratch(s, rows, a->rank),
                     [&](int64_t i, void* scratch) { kernels.attend(*a, tasks[i], scratch); });
   });
 }
@@ -140,7 +151,7 @@ RESIDUA_EXPORT int32_t residua_attend_rows(const RowsArgs* a, int32_t isa, int32
   return with_kernels(isa, [&](const Kernels& kernels) {
     const Shape& s = a->shape;
     const int64_t blocks = s.batch * s.heads * ((s.queries + a->block_rows - 1) / a->block_rows);
-    const size_t scratch_bytes = kernels.attend_scratch(s, std::min(s.queries, a->block_rows));
+    const size_t scratch_bytes = kernels.attend_scratch(s, std::min(s.queries, a->block_rows), 0);
     const Status status = parallel(threads, blocks * a->chunks, scratch_bytes,
                                    [&](int64_t i, void* scratch) { kernels.rows(*a, i, scratch); });
     if (status != kOk) return status;
@@ -155,6 +166,32 @@ RESIDUA_EXPORT int32_t residua_cell_mass(const MassArgs* a, int32_t isa, int32_t
     const int64_t parts = (a->kv.groups + a->task_groups - 1) / a->task_groups;
     return parallel(threads, heads * parts, kernels.mass_scratch(*a),
                     [&](int64_t i, void* scratch) { kernels.mass(*a, i, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_slot_means(const SlotsArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const Shape& s = a->shape;
+    const int64_t heads = s.batch * s.kv_heads;
+    const int32_t* end = a->slots + heads * s.queries * a->kv.groups;
+    const bool inside = std::all_of(a->slots, end, [&](int32_t slot) { return slot < a->count; });
+    if (!inside || !sound(a->kv, heads)) return kBadPartition;
+    const int64_t part = slot_anchors(*a, std::max(threads, 1));
+    return over_parts(threads, heads, s.queries, part, kernels.slots_scratch(*a, part),
+                      [&](int64_t head, int64_t begin, int64_t stop, void* scratch) {
+                        kernels.slots(*a, head, begin, stop, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_group_covariance(const CovarianceArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const int64_t heads = a->shape.batch * a->shape.kv_heads;
+    if (!sound(a->kv, heads)) return kBadPartition;
+    return over_parts(threads, heads, a->kv.groups, kGroupsPerTask, kernels.covariance_scratch(*a),
+                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                        kernels.covariance(*a, head, begin, end, scratch);
+                      });
   });
 }
 

@@ -6,7 +6,7 @@
 
 namespace residua {
 
-constexpr int kAbiVersion = 2;
+constexpr int kAbiVersion = 3;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -37,8 +37,12 @@ struct AttendArgs {
   const float* extra_keys;  // [B, H, Cq, T, D]
   const float* extra_values;  // [B, H, Cq, T, Dv]
   const float* extra_weight;  // [B, H, Cq, T]
-  int64_t extra;           // T
-  float scale;
+  const float* basis;   // [B, Hkv, D, R]: a Drift, or null
+  const float* origin;  // [B, H, Cq, R]
+  const float* curve;   // [B, H, Cq, R]
+  const float* slope;   // [B, H, Cq, R, Dv]
+  int64_t extra, rank;  // T, R
+  float scale, bend_most;
   int32_t dtype, out_dtype;
 };
 
@@ -48,8 +52,13 @@ struct RowsArgs {
   Shape shape;  // queries = M
   View q, k, v, out;
   const uint8_t* key_mask;  // [B, Nk] or null
-  float* partial;           // [B, H, row blocks, chunks, block rows * (padded Dv + 2)]
+  float* partial;           // [B, H, row blocks, chunks, (1 or 2) * block rows * (padded Dv + 2)]
   int64_t block_rows, chunks;
+  const uint8_t* kept;    // [B, H, M, Ck] or null: the same rows over the keys of these groups alone
+  const int64_t* labels;  // [B, Hkv, Nk], the groups of the keys
+  int64_t groups;         // Ck
+  float* part;            // [B, H, M, Dv]
+  float* part_lse;        // [B, H, M]
   float scale;
   int32_t dtype, pad;
 };
@@ -63,6 +72,30 @@ struct MassArgs {
   int64_t task_groups;
   float scale;
   int32_t dtype;
+};
+
+struct SlotsArgs {
+  Shape shape;  // queries = anchors per K/V head (H / Hkv * Cq)
+  Groups kv;
+  const float* anchors;  // [B, Hkv, queries, D]
+  View k, v;
+  const int32_t* slots;   // [B, Hkv, queries, Ck], negative: none
+  const float* log_mass;  // [B, Hkv, queries, T]
+  float* keys;            // [B, Hkv, queries, T, D]
+  float* values;          // [B, Hkv, queries, T, Dv]
+  int64_t count;          // T
+  float scale;
+  int32_t dtype;
+};
+
+struct CovarianceArgs {
+  Shape shape;  // kv_heads, keys, value_dim
+  Groups kv;
+  View x, v;          // x [B, Hkv, N, R] is fp32
+  float* covariance;  // [B, Hkv, Ck, R, Dv]
+  float* variance;    // [B, Hkv, Ck, R]
+  int64_t rank;
+  int32_t dtype, pad;
 };
 
 struct KmeansArgs {
@@ -194,12 +227,16 @@ __attribute__((always_inline)) inline int64_t padded(int64_t dim) { return round
 // One table per instruction set. A kernel runs one task with scratch memory of its own.
 struct Kernels {
   const char* name;
-  size_t (*attend_scratch)(const Shape&, int64_t rows);
+  size_t (*attend_scratch)(const Shape&, int64_t rows, int64_t rank);
   void (*attend)(const AttendArgs&, const AttendTask&, void* scratch);
   void (*rows)(const RowsArgs&, int64_t task, void* scratch);
   void (*rows_merge)(const RowsArgs&, int64_t task);
   size_t (*mass_scratch)(const MassArgs&);
   void (*mass)(const MassArgs&, int64_t task, void* scratch);
+  size_t (*slots_scratch)(const SlotsArgs&, int64_t anchors);
+  void (*slots)(const SlotsArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*covariance_scratch)(const CovarianceArgs&);
+  void (*covariance)(const CovarianceArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
   size_t (*assign_scratch)(const KmeansArgs&);
   void (*assign)(const KmeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
   void (*means)(const MeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);

@@ -1,6 +1,6 @@
 // Variable-block attention: the rows of one query group over the keys of its kept cells and its extra keys.
 #pragma once
-#include "softmax_block.h"
+#include "drift.h"
 
 namespace residua::RESIDUA_ISA {
 
@@ -87,6 +87,26 @@ inline int64_t absorb_extra(const AttendArgs& args, const AttendTask& task, Soft
   return seen;
 }
 
+inline bool any_extra(const AttendArgs& args, const AttendTask& task) {
+  const int64_t group = (task.batch * args.shape.heads + task.head) * args.query.groups + task.group;
+  const float* weight = args.extra_weight + group * args.extra;
+  for (int64_t t = 0; t < args.extra; t++) {
+    if (weight[t] != -kInf) return true;
+  }
+  return false;
+}
+
+// The same, where they drift.
+template <class T>
+inline int64_t absorb_drifting(const AttendArgs& args, const AttendTask& task, const int64_t* tokens,
+                               SoftmaxBlock<FloatDot>& block, DriftBlock& drift) {
+  drift.place<T>(args, task, tokens);
+  drift.lower(block.state, positive_scale(args.scale));
+  const int64_t seen = absorb_extra(args, task, block);
+  drift.join(args, task, block.state, block.slope);
+  return seen;
+}
+
 template <class T, class Block>
 inline void set_queries(const AttendArgs& args, const AttendTask& task, const int64_t* tokens, Block& block) {
   const T* q = head_of<T>(args.q, task.batch, task.head);
@@ -96,12 +116,13 @@ inline void set_queries(const AttendArgs& args, const AttendTask& task, const in
 }
 
 inline void write_rows(const AttendArgs& args, const AttendTask& task, const int64_t* tokens, bool any,
-                       RunningSoftmax& state) {
+                       const float* bend, RunningSoftmax& state) {
   const Shape& s = args.shape;
   const int64_t width = padded(s.value_dim);
   float* lse = args.lse + (task.batch * s.heads + task.head) * s.queries;
   for (int64_t i = 0; i < task.end - task.begin; i++) {
     lse[tokens[i]] = any ? state.finish(i, width, positive_scale(args.scale)) : -kInf;
+    if (bend) lse[tokens[i]] += bend[i];
     narrow_to(state.out + i * width, args.out, args.out_dtype, task.batch, task.head, tokens[i], s.value_dim);
   }
 }
@@ -117,15 +138,20 @@ inline void attend_rows_of_group(const AttendArgs& args, const AttendTask& task,
   SoftmaxBlock<Dot> block(arena, count, s.dim, s.value_dim, args.scale, state);
   set_queries<T>(args, task, tokens, block);
   int64_t seen = absorb_cells<Dot, T>(args, task, block);
+  DriftBlock drift(arena, s, count, args.rank);
+  const bool extra = any_extra(args, task), drifts = extra && args.basis;
+  const auto absorb_more = [&](SoftmaxBlock<FloatDot>& more) {
+    seen += drifts ? absorb_drifting<T>(args, task, tokens, more, drift) : absorb_extra(args, task, more);
+  };
   if constexpr (Dot::kPack == 1) {
-    seen += absorb_extra(args, task, block);
-  } else if (args.extra) {
+    if (extra) absorb_more(block);
+  } else if (extra) {
     // Extra keys stand for many: they keep full precision, on the same running state.
     SoftmaxBlock<FloatDot> exact(arena, count, s.dim, s.value_dim, args.scale, state);
     set_queries<T>(args, task, tokens, exact);
-    seen += absorb_extra(args, task, exact);
+    absorb_more(exact);
   }
-  write_rows(args, task, tokens, seen > 0, state);
+  write_rows(args, task, tokens, seen > 0, drifts ? drift.bend : nullptr, state);
 }
 
 inline void attend_task(const AttendArgs& args, const AttendTask& task, void* scratch) {
@@ -134,9 +160,11 @@ inline void attend_task(const AttendArgs& args, const AttendTask& task, void* sc
   });
 }
 
-// Enough for a block of either kind and one more for extra keys.
-inline size_t attend_scratch(const Shape& shape, int64_t rows) {
+// Enough for a block of either kind and one more for extra keys; for exact rows too.
+inline size_t attend_scratch(const Shape& shape, int64_t rows, int64_t rank) {
   Arena arena{nullptr};
+  DriftBlock drift(arena, shape, rows, rank);
+  Split split(arena, rows);
   RunningSoftmax state(arena, rows, padded(shape.value_dim));
   SoftmaxBlock<FloatDot> block(arena, rows, shape.dim, shape.value_dim, 1.0f, state);
 #if defined(RESIDUA_BF16)

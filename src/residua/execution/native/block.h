@@ -62,8 +62,8 @@ RESIDUA_INLINE void clear(Vec (&acc)[ROWS][VECTORS]) {
   }
 }
 
-// Products of a row block with one panel -> scores [ROWS][kTile], `scores` pointing at the panel's columns.
-template <int ROWS, int VECTORS, class Dot = FloatDot>
+// Products of a row block with one panel -> scores [ROWS][STRIDE], `scores` pointing at the panel's columns.
+template <int ROWS, int VECTORS, class Dot = FloatDot, int STRIDE = kTile>
 inline void panel_scores(const float* left, int64_t stride, const float* right, int64_t dim, float* scores) {
   Vec acc[ROWS][VECTORS];
   clear(acc);
@@ -71,7 +71,7 @@ inline void panel_scores(const float* left, int64_t stride, const float* right, 
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++) {
 #pragma GCC unroll 4
-    for (int j = 0; j < VECTORS; j++) store(scores + i * kTile + j * kLanes, acc[i][j]);
+    for (int j = 0; j < VECTORS; j++) store(scores + i * STRIDE + j * kLanes, acc[i][j]);
   }
 }
 

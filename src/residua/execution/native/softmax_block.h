@@ -15,6 +15,10 @@ struct Arena {
     return piece;
   }
   double* doubles(int64_t count) { return reinterpret_cast<double*>(floats(2 * count)); }
+  template <class T>
+  T* many(int64_t count) {
+    return reinterpret_cast<T*>(floats(count * (sizeof(T) / sizeof(float))));
+  }
 };
 
 // Running state that blocks with different kinds of products can share.
@@ -48,8 +52,8 @@ inline float scale_sign(float scale) { return scale > 0.0f ? 1.0f : scale < 0.0f
 // Rows that the next tile will read, fetched into the second-level cache while this one is computed: rows of
 // a group are scattered over memory, and no hardware guesses them.
 struct Prefetch {
-  const char* rows[2 * kTile];
-  int64_t bytes[2 * kTile];
+  const char* rows[4 * kTile];
+  int64_t bytes[4 * kTile];
   int64_t count = 0, done = 0;
 
   void add(const void* row, int64_t size) {
@@ -64,11 +68,23 @@ struct Prefetch {
   }
 };
 
+// A second state that absorbs only some of the keys: those that `mask` [rows][kTile] names in the current tile.
+struct Split {
+  RunningSoftmax state;
+  uint8_t* mask;
+  float *scores, *keep;
+
+  Split(Arena& arena, int64_t rows)
+      : mask(reinterpret_cast<uint8_t*>(arena.floats(rows * kTile / 4))),
+        scores(arena.floats(kRowBlock * kTile)), keep(arena.floats(kLanesMax)) {}
+};
+
 template <class Dot>
 struct SoftmaxBlock {
   int64_t rows, dim, depth, width;  // depth: words of a query; width: padded value dim
   float slope;                      // scale * log2(e), positive
   RunningSoftmax state;
+  Split* split = nullptr;
   float *q, *buffer, *columns, *values, *scores, *keep;
 
   SoftmaxBlock(Arena& arena, int64_t rows, int64_t dim, int64_t value_dim, float scale, RunningSoftmax state)
@@ -124,9 +140,21 @@ struct SoftmaxBlock {
                                              scores + panel);
     }
     if (bias || count < kTile) finish_scores<ROWS>(count, bias);
+    if (split) absorb_split<ROWS>(first, count);
     soften<ROWS>(scores, kTile, slope, state.top + first, state.total + first, keep);
     Dot::template pack_weights<ROWS>(scores);
     weighted_sum<ROWS, Dot>(scores, values, words<Dot>(count), width, keep, state.out + first * width);
+  }
+
+  template <int ROWS>
+  void absorb_split(int64_t first, int64_t count) {
+    const uint8_t* mask = split->mask + first * kTile;
+    for (int i = 0; i < ROWS * kTile; i++) split->scores[i] = mask[i] ? scores[i] : -kInf;
+    RunningSoftmax& part = split->state;
+    soften<ROWS>(split->scores, kTile, slope, part.top + first, part.total + first, split->keep);
+    Dot::template pack_weights<ROWS>(split->scores);
+    weighted_sum<ROWS, Dot>(split->scores, values, words<Dot>(count), width, split->keep,
+                            part.out + first * width);
   }
 
   template <int ROWS>

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import ExtraKeys, Route
+from .drift import drift_rows
 from .permute import gather_rows
 from .plan import plan_attention
 from .shapes import Tiles, padded, precision
@@ -37,12 +38,16 @@ def attend_kernel(
     EXTRA_K,  # [B, H, CQ, T, D], or any pointer
     EXTRA_V,  # [B, H, CQ, T, DV]
     EXTRA_W,  # [B, H, CQ, T] fp32
+    Y,  # [B, H, NQ, R] fp32, or any pointer
+    BEND,  # [B, H, NQ] fp32
+    SLOPE,  # [B, H, CQ, R, DV] fp32
     H,
     shares,
     NQ,
     NK,
     CQ,
     T,
+    R,
     room,
     tiles,
     sb,
@@ -57,7 +62,9 @@ def attend_kernel(
     BD: tl.constexpr,
     BDV: tl.constexpr,
     BT: tl.constexpr,
+    BR: tl.constexpr,
     EXTRA: tl.constexpr,
+    DRIFT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -106,6 +113,14 @@ def attend_kernel(
         RUNS += tl.where(last, 2, 0)
 
     if EXTRA:
+        before = top
+        tail = tl.zeros([BM], tl.float32)  # the sum over the extra keys alone
+        if DRIFT:
+            rows = tl.load(
+                ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
+            )
+            bend = tl.load(BEND + head * NQ + rows, mask=index < stop, other=0.0) * 1.4426950408889634
+            on = tl.zeros([], tl.int32)
         for t in tl.range(0, T, BT, num_stages=1):
             slots = t + tl.arange(0, BT)
             at = row * T + slots
@@ -124,10 +139,35 @@ def attend_kernel(
             if EXTRA_K.dtype.element_ty != q.dtype:
                 # what the cast dropped: log-weights cancel against these products, so the digits matter
                 scores = tl.dot(q, (k.to(tl.float32) - high.to(tl.float32)).to(q.dtype), scores)
-            scores = tl.where(
-                live[None, :], scores * scale + weight[None, :] * 1.4426950408889634, -float("inf")
+            scores = scores * scale + weight[None, :] * 1.4426950408889634
+            if DRIFT:
+                scores += bend[:, None]
+                on = tl.maximum(on, tl.max(live.to(tl.int32), 0))
+            scores = tl.where(live[None, :], scores, -float("inf"))
+            top, tail, acc = fold(scores, v.to(V.dtype.element_ty), top, tail, acc, PRECISION)
+        total = total * tl.exp2(before - tl.where(top == -float("inf"), 0.0, top)) + tail
+        if DRIFT:
+            # where every key is off, the drift may hold anything
+            rank = tl.where(on > 0, R, 0)
+            rows = tl.load(
+                ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
             )
-            top, total, acc = fold(scores, v.to(V.dtype.element_ty), top, total, acc, PRECISION)
+            Y += (head * NQ + rows) * R
+            SLOPE += row * R * DV
+            if q.dtype == tl.float32:
+                # another tl.dot makes the compiler hold q in registers, and spill
+                for r in tl.range(0, rank, num_stages=1):
+                    y = tl.load(Y + r, mask=index < stop, other=0.0) * tail
+                    slope = tl.load(SLOPE + r * DV + cols, mask=cols < DV, other=0.0)
+                    acc += y[:, None] * slope[None, :]
+            else:
+                ranks = tl.arange(0, BR)
+                own = ranks < rank
+                y = tl.load(Y[:, None] + ranks[None, :], mask=row_mask & own[None, :], other=0.0)
+                slope_mask = own[:, None] & (cols < DV)[None, :]
+                slope = tl.load(SLOPE + ranks[:, None] * DV + cols[None, :], mask=slope_mask, other=0.0)
+                # tf32 has the range of fp32, and no fewer digits than the values
+                acc = tl.dot(y * tail[:, None], slope, acc, input_precision="tf32")
 
     # nothing kept: 0 and -inf. A sum of 0 over kept keys is dense attention's 0 / 0 and stays NaN
     empty = (key_tiles == 0) & (total == 0.0)
@@ -144,10 +184,12 @@ def attend_kernel(
     tl.store(LSE + head * NQ + rows, lse, mask=index < stop)
 
 
-def tiles_for(width: int, dtype: torch.dtype, extra: bool) -> Tiles:
+def tiles_for(width: int, dtype: torch.dtype, extra: bool, drift: bool) -> Tiles:
     """Tile sizes without spills that fit every supported GPU; the compile gate proves it."""
     if dtype == torch.float32:
-        return Tiles(64, 32, 8, 2) if width <= 64 else Tiles(32, 16, 8, 2 if width <= 128 else 1)
+        if width <= 64:
+            return Tiles(64, 32, 8, 2)
+        return Tiles(16 if drift and width <= 128 else 32, 16, 8, 2 if width <= 128 else 1)
     if width <= 128:
         return Tiles(128, 64, 8, 3)
     # the two parts of an extra key of 256 columns leave registers for few rows only
@@ -171,10 +213,13 @@ def attend(
     if lse.numel() == 0:
         return out, lse
     width = max(padded(dim), padded(value_dim))
-    size = tiles_for(width, q.dtype, extra is not None)
+    drift = extra.drift if extra is not None else None
+    size = tiles_for(width, q.dtype, extra is not None, drift is not None)
     plan = plan_attention(route, size.rows, size.keys)
     tiles = plan.tile_group.shape[-1]
     weighted = (extra.keys, extra.values, extra.log_weight) if extra is not None else (q, q, q)
+    moved = (*drift_rows(q, drift, route.query), drift.slope) if drift is not None else (q, q, q)
+    rank = drift.basis.shape[-1] if drift is not None else 0
     attend_kernel[(batch * heads * tiles,)](
         q,
         gather_rows(k, route.kv.order),
@@ -188,12 +233,14 @@ def attend(
         plan.tile_start,
         plan.tile_stop,
         *(t.contiguous() if extra is not None else t for t in weighted),
+        *(t.float().contiguous() if drift is not None else t for t in moved),
         heads,
         heads // kv_heads,
         count,
         k.shape[2],
         route.cells.shape[2],
         extra.keys.shape[3] if extra is not None else 0,
+        rank,
         plan.runs.shape[3],
         tiles,
         *q.stride(),
@@ -205,7 +252,9 @@ def attend(
         BD=padded(dim),
         BDV=padded(value_dim),
         BT=16,
+        BR=padded(max(1, rank)),
         EXTRA=extra is not None and extra.keys.shape[3] > 0,
+        DRIFT=drift is not None,
         PRECISION=precision(q.dtype, width),
         num_warps=size.warps,
         num_stages=size.stages,

@@ -122,6 +122,21 @@ class TritonBackend(Backend):
         return attend(q, k, v, route, scale, extra, out_dtype)
 
     @explained("Triton", "portable")
+    def slot_means(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        from .slots import slot_means
+
+        return slot_means(anchors, k, v, kv, slots, log_mass, scale)
+
+    @explained("Triton", "portable")
+    def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
+        from .covariance import group_covariance
+
+        return group_covariance(x, v, kv)
+
+    @explained("Triton", "portable")
     def attend_rows(
         self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float
     ) -> Tensor:

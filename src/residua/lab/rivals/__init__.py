@@ -1,7 +1,8 @@
 """Other training-free methods at the same density, on the same calls, with the same accounting."""
 
 # in the order of the tables
-from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear, hard_drop, sparsepr  # isort: skip
+from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear  # isort: skip
+from . import hard_drop, sparsepr, anchored  # isort: skip
 from .base import RIVALS, Outcome, Rival, Task, find, register
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "Outcome",
     "Rival",
     "Task",
+    "anchored",
     "dense",
     "find",
     "hard_drop",

@@ -2,7 +2,8 @@
 
 One accounting for all. A *pair* is a query row times a key, evaluated exactly and used in the softmax; its
 share of all pairs is the density, and no rival may exceed the target. Everything else that costs products of
-head-dim vectors (scores of blocks, centroids in place of keys, distances of k-means) is counted beside it.
+head-dim vectors (scores of blocks, centroids in place of keys, distances of k-means) is counted beside it:
+reported, not charged. A method that is `all_in` is charged for it too, except for grouping.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Rival:
     title: ClassVar[str]  # as in a table
     source: ClassVar[str]  # whose idea it is, and where it is described
     simplified: ClassVar[str] = "nothing"  # against that description
+    all_in: ClassVar[bool] = False  # whether the target pays for what is beside the pairs, too
     reference: ClassVar[bool] = False  # not a method anyone could run: dense attention, the oracle
 
     def refuses(self, task: Task) -> str | None:

@@ -1,14 +1,11 @@
-"""SparsePR itself, as Residua runs it."""
+"""SparsePR itself, as Residua runs it: the paper's method."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ...attention import attention
-from ...probes import take_probes
 from ...sizing import resolve
 from .base import Outcome, Rival, Task, register
-from .response import grouping_products, response_groups, settings
+from .response import grouping_products, settings
 
 
 @register
@@ -18,7 +15,7 @@ class SparsePR(Rival):
 
     name = "sparsepr"
     title = "SparsePR (Residua)"
-    source = "Partition the Support, Reconstruct the Residual (SparsePR), 2026; residua.attention"
+    source = "Partition the Support, Reconstruct the Residual (SparsePR), 2026; residua.Config.paper()"
 
     def run(self, task: Task) -> Outcome:
         config = settings(task, "probe")
@@ -32,14 +29,3 @@ class SparsePR(Rival):
             "grouping": grouping_products(task, config),
         }
         return Outcome(out, pairs, products)
-
-
-def probe_rows(task: Task) -> Tensor | None:
-    """The rows that SparsePR computes exactly in this call, found anew: they are held out when methods are
-    compared, because one of them has seen the answer.  # [B, H, M]"""
-    config = settings(task, "probe")
-    count = resolve(config, task.call).probes
-    if not count:
-        return None
-    grouping = response_groups(task, config)
-    return take_probes(task.call, grouping, count, config.probe_policy, task.backend).rows

@@ -15,9 +15,10 @@ from ...metrics import row_errors
 from ...types import Partition, Route, Rows
 from ..captures import CapturedCall
 from .base import Outcome, Rival, Task
-from .sparsepr import probe_rows
+from .response import probe_rows
 
 WARM_UP_TOKENS = 512
+PROBING = ("probe", "anchored")  # repairs of the rivals that compute some rows exactly
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class Measurement:
     pairs: int
     parts: dict[str, int]  # the pairs by purpose
     beside: float  # products for prediction and compensation
+    charged: float  # what counts against the target: the exact pairs, and what is beside them if all-in
     grouping: float  # products for grouping
     products: dict[str, int]
     mean: float  # relative row error, all rows
     p99: float
-    held_out_mean: float  # without SparsePR's probe rows
+    held_out_mean: float  # rows that neither SparsePR nor anchored has probed
     held_out_p99: float
     skipped_mass: float | None  # mean over rows; None if the method has no cells of its own
     cpu_seconds: float  # of the process, for the whole method, grouping included
@@ -112,7 +114,7 @@ def measure(
     with torch.no_grad():
         task = task_of(captured, settings)
         dense, lse = dense_reference(task)
-        probes = probe_rows(task)
+        probes = probe_rows(task, *PROBING)
         for rival in rivals:
             reason = rival.refuses(task)
             if reason:
@@ -137,10 +139,12 @@ def _judge(
     if outcome.lse is not None:
         skipped = float((1 - (outcome.lse - lse).exp()).clamp(min=0).mean())
     beside = sum(count for name, count in outcome.products.items() if name != "grouping")
+    charged = outcome.executed + (beside if rival.all_in else 0)
     return Measurement(
         model=captured.model, call=captured.name, method=rival.name,
         density=outcome.executed / task.possible, pairs=outcome.executed, parts=outcome.pairs,
-        beside=beside / task.possible, grouping=outcome.products.get("grouping", 0) / task.possible,
+        beside=beside / task.possible, charged=charged / task.possible,
+        grouping=outcome.products.get("grouping", 0) / task.possible,
         products=outcome.products, mean=mean, p99=p99, held_out_mean=held_mean, held_out_p99=held_p99,
         skipped_mass=skipped, cpu_seconds=seconds[0], seconds=seconds[1], backend=task.backend.name,
     )  # fmt: skip

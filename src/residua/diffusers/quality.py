@@ -1,0 +1,38 @@
+"""How close a sparse video stays to the dense one, in words: each a bound of the error under a ceiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config import Config
+from ..errors import InputError
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A head may be off by `max_error` at most and spend `density` of dense attention at most; one that
+    cannot keep both runs dense."""
+
+    name: str
+    max_error: float
+    density: float
+    meaning: str
+
+    def config(self) -> Config:
+        return Config(max_error=self.max_error, density=self.density)
+
+
+QUALITIES = {
+    quality.name: quality
+    for quality in (
+        Quality("faithful", 0.02, 0.35, "hard to tell from dense; saves the least"),
+        Quality("balanced", 0.05, 0.25, "the same scene, small differences in detail"),
+        Quality("fast", 0.10, 0.15, "for drafts: saves the most, details may change"),
+    )
+}
+
+
+def find_quality(name: object) -> Quality:
+    if not isinstance(name, str) or name not in QUALITIES:
+        raise InputError(f"quality={name!r}: wanted one of {', '.join(map(repr, QUALITIES))}")
+    return QUALITIES[name]

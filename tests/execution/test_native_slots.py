@@ -1,0 +1,354 @@
+"""Far keys in the native backend, on every instruction set: drifting extra keys, slot means, covariances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from residua.errors import PlanError
+from residua.execution import native_abi
+from residua.execution import torch_primitives as plain
+from residua.execution.native import NativeBackend
+from residua.execution.portable import Portable
+from residua.execution.reference import Reference
+from residua.types import DRIFT_MOST, Drift, ExtraKeys, Partition, Route
+
+MISSING = native_abi.library().missing
+needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+pytestmark = [needs_library, on_every_isa]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DIMS = [(8, 20), (20, 8), (64, 96), (96, 64), (128, 128)]
+SCALE = 0.2
+OFF = 4  # the query group whose extra keys are all switched off
+BARE = 2  # the query group that keeps no cell
+
+
+def rows(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def chance(seed: int, *shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def partition(seed: int, heads: int, tokens: int, groups: int, loose: float = 0.1) -> Partition:
+    """Ragged groups; the last one is empty, and a share `loose` of the tokens belongs to none."""
+    labels = (chance(seed, 1, heads, tokens).square() * (groups - 1)).long()
+    labels[chance(seed + 1, *labels.shape) < loose] = -1
+    return Partition.from_labels(labels, groups)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def drifting(
+    dim: int, value_dim: int, dtype: torch.dtype = torch.float32, *, tokens: int = 257, count: int = 5,
+    rank: int = 16,
+) -> tuple[Tensor, Tensor, Tensor, Route, ExtraKeys]:  # fmt: skip
+    """Four heads on two K/V heads, seven query groups; about a third of the extra keys is switched off."""
+    heads, kv_heads, cq, ck = 4, 2, 7, 9
+    q, k, v = (
+        rows(seed, 1, h, tokens, width, dtype=dtype)
+        for seed, h, width in ((0, heads, dim), (1, kv_heads, dim), (2, kv_heads, value_dim))
+    )
+    cells = chance(3, 1, heads, cq, ck) < 0.4
+    cells[:, :, BARE] = False
+    weight = rows(4, 1, heads, cq, count) + 2
+    weight[chance(5, *weight.shape) < 0.3] = -torch.inf
+    weight[:, :, BARE, 0] = 1.0
+    weight[:, :, OFF] = -torch.inf
+    drift = Drift(
+        rows(6, 1, kv_heads, dim, rank) / dim**0.5,
+        rows(7, 1, heads, cq, rank),
+        rows(8, 1, heads, cq, rank).abs() / (2 * rank) * DRIFT_MOST,
+        rows(9, 1, heads, cq, rank, value_dim) / rank**0.5,
+    )
+    route = Route(partition(10, heads, tokens, cq), partition(12, kv_heads, tokens, ck), cells)
+    keys, values = rows(14, 1, heads, cq, count, dim), rows(15, 1, heads, cq, count, value_dim)
+    return q, k, v, route, ExtraKeys(keys, values, weight, drift)
+
+
+def judge(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, extra: ExtraKeys):
+    return Reference().attend(q.double(), k.double(), v.double(), route, scale, extra)
+
+
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, extra: ExtraKeys) -> Tensor:
+    """Attention over kept and extra keys by torch in the dtype of q: the error that is allowed twice."""
+    assert extra.drift is not None
+    out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
+    for h in range(q.shape[1]):
+        g = h * k.shape[1] // q.shape[1]
+        for a in range(route.query.groups):
+            own, labels = route.query.labels[0, h] == a, route.kv.labels[0, g]
+            seen = route.cells[0, h, a][labels.clamp(min=0)] & (labels >= 0)
+            on = extra.log_weight[0, h, a] > -torch.inf
+            more, values, weight, basis, origin, curve, slope = (
+                t.to(q.dtype)
+                for t in (
+                    extra.keys[0, h, a][on], extra.values[0, h, a][on], extra.log_weight[0, h, a][on],
+                    extra.drift.basis[0, g], extra.drift.origin[0, h, a], extra.drift.curve[0, h, a],
+                    extra.drift.slope[0, h, a],
+                )
+            )  # fmt: skip
+            x = q[0, h, own]
+            y = x @ basis - origin
+            bend = (y.square() @ curve).clamp(max=DRIFT_MOST)[:, None]
+            logits = torch.cat([x @ k[0, g, seen].mT * scale, x @ more.mT * scale + weight + bend], 1)
+            share = logits.softmax(-1)
+            tail = share[:, seen.sum() :]
+            shift = tail.sum(-1, keepdim=True) * (y @ slope) if on.any() else 0.0
+            out[0, h, own] = share @ torch.cat([v[0, g, seen], values]) + shift
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim,value_dim", DIMS)
+def test_drift_error_is_at_most_twice_that_of_plain_torch(isa, dtype, dim, value_dim):
+    q, k, v, route, extra = drifting(dim, value_dim, dtype)
+    out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)
+    wanted, wanted_lse = judge(q, k, v, route, SCALE, extra)
+    allowed = (plain_attend(q, k, v, route, SCALE, extra).double() - wanted).norm()
+    error = (out.double() - wanted).norm()
+    assert error <= 2 * allowed + 1e-6 * wanted.norm(), f"error {error:.3g}, plain torch has {allowed:.3g}"
+    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=2e-5)
+    still, still_lse = judge(q, k, v, route, SCALE, replace(extra, drift=None))
+    assert (still - wanted).norm() > 0.05 * wanted.norm() and (still_lse != wanted_lse).any()
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+@pytest.mark.parametrize("rank", [1, 5, 70])
+def test_drift_at_any_scale_and_rank(isa, scale, rank):
+    q, k, v, route, extra = drifting(20, 24, count=70, rank=rank)
+    out, lse = NativeBackend(isa).attend(q, k, v, route, scale, extra)
+    wanted, wanted_lse = judge(q, k, v, route, scale, extra)
+    assert (out.double() - wanted).norm() <= 2e-6 * wanted.norm()
+    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_drift_without_extra_keys_touches_nothing(isa, dtype):
+    q, k, v, route, extra = drifting(64, 64, dtype)
+    drift = extra.drift
+    for part in (drift.origin, drift.curve, drift.slope):
+        part[:, :, OFF] = torch.nan
+    backend, group = NativeBackend(isa), route.query.labels == OFF
+    with_drift = backend.attend(q, k, v, route, SCALE, extra)
+    without = backend.attend(q, k, v, route, SCALE)
+    assert group.any()
+    for got, wanted in zip(with_drift, without, strict=True):
+        assert torch.equal(got[group], wanted[group]) and not bool(got.isnan().any())
+
+
+@pytest.mark.parametrize("weight", [-150.0, 150.0])
+def test_drift_of_a_tail_that_is_nothing_or_everything(isa, weight):
+    q, k, v, route, extra = drifting(64, 64)
+    extra = replace(extra, log_weight=extra.log_weight + weight)
+    out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)
+    wanted, wanted_lse = judge(q, k, v, route, SCALE, extra)
+    assert (out.double() - wanted).norm() <= 1e-5 * wanted.norm()
+    torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("where", "bad"),
+    [
+        (where, bad)
+        for where in ("q", "basis", "origin", "slope")
+        for bad in (torch.nan, torch.inf, -torch.inf)
+    ]
+    + [("curve", torch.nan), ("curve", torch.inf)],  # it is never negative
+)
+def test_non_finite_drift_spreads_as_in_portable(isa, dtype, where, bad):
+    q, k, v, route, extra = drifting(24, 20, dtype)
+    if where == "q":
+        q[0, 1, 77, 13] = bad
+    else:
+        getattr(extra.drift, where)[0, 1, BARE, 1] = bad
+    out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)
+    wanted, wanted_lse = Portable().attend(q, k, v, route, SCALE, extra)
+    assert torch.equal(out.isnan(), wanted.isnan()) and torch.equal(out.isinf(), wanted.isinf())
+    assert torch.equal(lse.isnan(), wanted_lse.isnan())
+
+
+def slotted(
+    dim: int, value_dim: int, dtype: torch.dtype = torch.float32, *, tokens: int = 700, cq: int = 13,
+    groups: int = 10, count: int = 4,
+) -> tuple[Tensor, Tensor, Tensor, Partition, Tensor, Tensor]:  # fmt: skip
+    """Arguments of `slot_means`, without the scale. Every anchor has cells of no slot, the last one nothing
+    else; slot 0 is empty."""
+    heads, kv_heads = 4, 2
+    k = rows(0, 1, kv_heads, tokens, dim, dtype=dtype)
+    v = rows(1, 1, kv_heads, tokens, value_dim, dtype=dtype)
+    anchors, kv = rows(2, 1, heads, cq, dim), partition(3, kv_heads, tokens, groups)
+    slots = (chance(5, 1, heads, cq, groups) * (count + 1)).int() - 1
+    slots[slots == 0] = -1
+    slots[:, :, -1] = -1
+    mass = plain.cell_mass(anchors, k, kv, SCALE)
+    log_mass = [torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(count)]
+    return anchors, k, v, kv, slots, torch.stack(log_mass, -1)
+
+
+def slot_judge(
+    anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """In fp64, with a weight for every anchor, slot and key."""
+    shares, count = anchors.shape[1] // k.shape[1], log_mass.shape[-1]
+    k, v, labels = (t.repeat_interleave(shares, 1) for t in (k.double(), v.double(), kv.labels))
+    slot_of = torch.take_along_dim(slots, labels.clamp(min=0)[:, :, None], -1)  # [B, H, Cq, Nk]
+    slot_of = torch.where((labels >= 0)[:, :, None], slot_of, -1)
+    logits = (anchors.double() @ k.mT * scale)[..., None, :] - log_mass.double()[..., None]
+    inside = slot_of[..., None, :] == torch.arange(count)[:, None]  # [B, H, Cq, T, Nk]
+    weights = torch.where(inside, logits, -torch.inf).exp()
+    return weights @ k[:, :, None], weights @ v[:, :, None]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim,value_dim", DIMS)
+def test_slot_means_error_is_at_most_twice_that_of_plain_torch(isa, dtype, dim, value_dim):
+    case = slotted(dim, value_dim, dtype)
+    found = NativeBackend(isa).slot_means(*case, SCALE)
+    for got, low, wanted in zip(found, plain.slot_means(*case, SCALE), slot_judge(*case, SCALE), strict=True):
+        assert got.shape == wanted.shape and got.dtype == torch.float32 and got.is_contiguous()
+        error, allowed = (got - wanted).norm(), (low - wanted).norm()
+        assert error <= 2 * allowed + 1e-7 * wanted.norm(), f"error {error:.3g}, plain has {allowed:.3g}"
+        assert bool((got[:, :, -1] == 0).all()) and bool((got[..., 0, :] == 0).all())
+    assert bool((case[3].sizes == 0).any()) and float(case[5][:, :, :-1, 1:].max()) > -torch.inf
+
+
+@pytest.mark.parametrize("tokens,groups,cq", [(1, 1, 1), (70, 30, 5), (900, 3, 7), (515, 5, 100)])
+@pytest.mark.parametrize("scale", [0.2, -0.2, 0.0])
+def test_slot_means_of_odd_sizes(isa, tokens, groups, cq, scale):
+    anchors, k, v, _, _, _ = slotted(24, 40, tokens=tokens, cq=cq, groups=groups)
+    kv = Partition.from_labels((chance(7, 1, 2, tokens) * groups).long(), groups)
+    slots = (chance(8, 1, 4, cq, groups) * 4).int() - 1
+    log_mass = rows(9, 1, 4, cq, 3) + 3
+    for got, wanted in zip(
+        NativeBackend(isa).slot_means(anchors, k, v, kv, slots, log_mass, scale),
+        slot_judge(anchors, k, v, kv, slots, log_mass, scale),
+        strict=True,
+    ):
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_cells_of_no_slot_touch_nothing(isa):
+    anchors, k, v, kv, slots, log_mass = slotted(64, 40)
+    slots[..., 3] = -1
+    slots[:, :, 5, 3] = 2  # one anchor that does see the group
+    backend = NativeBackend(isa)
+    clean = backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
+    skipped = kv.labels == 3
+    assert skipped.any()
+    k[skipped], v[skipped] = torch.nan, torch.inf
+    others = torch.arange(anchors.shape[2]) != 5
+    for got, wanted in zip(backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE), clean, strict=True):
+        assert torch.equal(got[:, :, others], wanted[:, :, others])
+        assert bool(got[:, :, 5, 2].isnan().all()) and bool(got[:, :, 5, 1].isfinite().all())
+
+
+def test_slots_of_nothing_are_zero(isa):
+    anchors, k, v, kv, slots, log_mass = slotted(16, 24)
+    nothing = torch.full_like(slots, -1), log_mass
+    none_at_all = torch.full_like(slots, -1), log_mass[..., :0]
+    for at, mass in (nothing, none_at_all):
+        keys, values = NativeBackend(isa).slot_means(anchors, k, v, kv, at, mass, SCALE)
+        assert keys.shape == (*mass.shape, 16) and values.shape == (*mass.shape, 24)
+        assert bool((keys == 0).all()) and bool((values == 0).all())
+
+
+def test_a_weight_that_overflows_is_infinite(isa):
+    anchors, k, v, kv, slots, log_mass = slotted(16, 16)
+    case = (anchors, k.abs(), v.abs(), kv, slots, torch.full_like(log_mass, -200.0))
+    for got, wanted in zip(
+        NativeBackend(isa).slot_means(*case, SCALE), plain.slot_means(*case, SCALE), strict=True
+    ):
+        assert wanted.isinf().any() and torch.equal(got.isinf(), wanted.isinf())
+
+
+def test_slots_and_partitions_that_point_outside_are_refused(isa):
+    anchors, k, v, kv, slots, log_mass = slotted(16, 16)
+    slots[0, 1, 2, 3] = log_mass.shape[-1]
+    with pytest.raises(PlanError, match="slots"):
+        NativeBackend(isa).slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
+    kv.order[0, 1, 5] = k.shape[2]
+    with pytest.raises(PlanError, match="from_labels"):
+        NativeBackend(isa).slot_means(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE)
+    with pytest.raises(PlanError, match="from_labels"):
+        NativeBackend(isa).group_covariance(rows(0, *k.shape[:3], 4), v, kv)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rank,dim", [(1, 8), (5, 20), (16, 64), (16, 128), (70, 96)])
+def test_group_covariance_error_is_at_most_twice_that_of_plain_torch(isa, dtype, rank, dim):
+    x, v = rows(0, 1, 2, 900, rank) + 10, rows(1, 1, 2, 900, dim, dtype=dtype) + 3
+    kv = partition(2, 2, 900, 12)
+    found = NativeBackend(isa).group_covariance(x, v, kv)
+    covariance = torch.zeros(1, 2, 12, rank, dim, dtype=torch.double)
+    variance = torch.zeros(1, 2, 12, rank, dtype=torch.double)
+    for h in range(2):
+        for c in range(12):
+            own = kv.labels[0, h] == c
+            off, value_off = (t[0, h, own].double() - t[0, h, own].double().mean(0) for t in (x, v))
+            if own.any():
+                covariance[0, h, c] = off.mT @ value_off / own.sum()
+                variance[0, h, c] = off.square().mean(0)
+    low = plain.group_covariance(x, v, kv)
+    for got, other, wanted in zip(found, low, (covariance, variance), strict=True):
+        error, allowed = (got - wanted).norm(), (other - wanted).norm()
+        assert got.dtype == torch.float32
+        assert error <= 2 * allowed + 1e-7 * wanted.norm(), f"error {error:.3g}, plain has {allowed:.3g}"
+        assert bool((got[kv.sizes == 0] == 0).all()) and bool((kv.sizes == 0).any())
+
+
+def test_nan_in_one_group_stays_there(isa):
+    x, v, kv = rows(0, 1, 2, 500, 6), rows(1, 1, 2, 500, 24), partition(2, 2, 500, 7)
+    backend = NativeBackend(isa)
+    clean = backend.group_covariance(x, v, kv)
+    v[kv.labels == 2] = torch.nan
+    x[kv.labels == -1] = torch.nan
+    others = torch.arange(7) != 2
+    for got, wanted in zip(backend.group_covariance(x, v, kv), clean, strict=True):
+        assert torch.equal(got[:, :, others], wanted[:, :, others])
+
+
+def test_any_view_equals_its_contiguous_copy(isa):
+    anchors, k, v, kv, slots, log_mass = slotted(40, 24, torch.bfloat16)
+    x, backend = rows(8, 1, 2, 700, 6), NativeBackend(isa)
+    views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v, x)]
+    flipped = [t.mT.contiguous().mT for t in (anchors, slots, log_mass)]
+    for got, wanted in zip(
+        backend.slot_means(flipped[0], *views[:2], kv, *flipped[1:], SCALE),
+        backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE),
+        strict=True,
+    ):
+        assert torch.equal(got, wanted)
+    for got, wanted in zip(
+        backend.group_covariance(views[2], views[1], kv), backend.group_covariance(x, v, kv), strict=True
+    ):
+        assert torch.equal(got, wanted)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(isa, threads):
+    backend = NativeBackend(isa)
+    q, k, v, route, extra = drifting(64, 96, torch.bfloat16, tokens=900)
+    case, x = slotted(40, 64, tokens=1500, cq=41, groups=40), rows(5, 1, 2, 1500, 16)
+
+    def run():
+        yield from backend.attend(q, k, v, route, SCALE, extra)
+        yield from backend.slot_means(*case, SCALE)
+        yield from backend.group_covariance(x, case[2], case[3])
+
+    results = []
+    for count in (1, 2, 3, 7, 1):
+        threads(count)
+        results.append(list(run()))
+    for again in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, results[0], strict=True))

@@ -1,0 +1,48 @@
+"""Calls, groupings and stages for the tests of the repairs, from labels that a test chooses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from residua import Config, Partition, Route
+from residua.clock import Clock
+from residua.execution.backend import Backend
+from residua.execution.portable import Portable
+from residua.grouping import group_tokens
+from residua.inputs import judge
+from residua.repair import Work
+from residua.sizing import resolve
+from residua.types import Call, Grouping
+
+
+def partition(labels: Tensor, groups: int | None = None) -> Partition:
+    return Partition.from_labels(labels, int(labels.max()) + 1 if groups is None else groups)
+
+
+def grouping_of(call: Call, query: Partition, kv: Partition, pinned_groups: int = 0) -> Grouping:
+    """A grouping with those partitions; centroids are plain means."""
+    backend = Backend()
+    means = backend.group_means(call.q, query), backend.group_means(call.k, kv)
+    return Grouping(query, kv, *means, call.q.float(), pinned_groups)
+
+
+def work_of(
+    q: Tensor, k: Tensor, v: Tensor, config: Config, density: float | None = None, backend: Backend | None =
+    None, **spans: object,
+) -> Work:  # fmt: skip
+    """What a repair gets, as the pipeline would make it."""
+    call = judge(q, k, v, **spans)  # type: ignore[arg-type]
+    sizes, backend = resolve(config, call), backend or Portable()
+    grouping = group_tokens(call, config, sizes, None, backend)
+    allowed = torch.full(q.shape[:2], density or config.density, dtype=torch.float64)
+    return Work(call, config, sizes, grouping, allowed, backend, Clock(False, q.device))
+
+
+def random_cells(grouping: Grouping, heads: int, keep: float = 0.4, seed: int = 0) -> Route:
+    """Random cells, with every pinned group kept."""
+    shape = (grouping.query.labels.shape[0], heads, grouping.query.groups, grouping.kv.groups)
+    cells = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < keep
+    if grouping.pinned_groups:
+        cells[..., -grouping.pinned_groups :] = True
+    return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)

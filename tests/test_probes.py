@@ -78,7 +78,7 @@ def test_every_policy_gives_distinct_rows_and_covering_weights(policy):
     assert weights.sum(-1) == pytest.approx(torch.full((2, 3), 100.0))  # all seven groups are covered
 
 
-@pytest.mark.parametrize("policy", ["stratified", "uniform", "random"])
+@pytest.mark.parametrize("policy", ["stratified", "uniform", "random", "scattered"])
 def test_rows_without_a_group_are_not_candidates(policy):
     labels = torch.where(torch.arange(60) % 3 == 0, torch.arange(60) % 4, -1).expand(1, 2, 60)
     rows, weights = select(normal(1, 2, 60, 3), labels, 4, 12, policy)
@@ -88,6 +88,39 @@ def test_rows_without_a_group_are_not_candidates(policy):
 def test_uniform_is_evenly_spaced_over_the_sequence():
     rows, _ = select(normal(1, 1, 90, 3), torch.zeros(1, 1, 90, dtype=torch.long), 1, 8, "uniform")
     assert rows[0, 0].tolist() == [i * 90 // 8 for i in range(8)]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 90), st.integers(1, 8), st.integers(0, 100), st.booleans())
+def test_scattered_draws_one_row_of_every_part(seed, tokens, groups, count, gaps):
+    """The rows in the order of their groups, cut into parts that differ by one row at most."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-1 if gaps else 0, groups, (2, 2, tokens), generator=generator)
+    rows, weights = select(normal(2, 2, tokens, 3), labels, groups, count, "scattered")
+    count = min(count, tokens)
+    assert rows.shape == weights.shape == (2, 2, count)
+    for b in range(2):
+        for h in range(2):
+            order = [i for a in range(groups) for i in range(tokens) if labels[b, h, i] == a]
+            assert len(set(rows[b, h].tolist())) == count
+            assert float(weights[b, h].sum()) == (len(order) if count else 0)
+            drawn, whole = rows[b, h].tolist(), weights[b, h].tolist()
+            if len(order) < count:  # every row once, and the rest is filled with rows that weigh nothing
+                rest = count - len(order)
+                assert drawn[: len(order)] == order and whole == [1.0] * len(order) + [0.0] * rest
+                continue
+            edges = [m * len(order) // count for m in range(count + 1)] if count else [0]
+            for m in range(count):
+                assert drawn[m] in order[edges[m] : edges[m + 1]]
+                assert whole[m] == edges[m + 1] - edges[m]
+
+
+def test_scattered_is_the_same_for_every_head_and_call():
+    labels = torch.randint(0, 5, (1, 1, 70), generator=torch.Generator().manual_seed(3))
+    alone, _ = select(normal(1, 1, 70, 3), labels, 5, 9, "scattered")
+    beside, _ = select(normal(2, 4, 70, 3), labels.expand(2, 4, 70), 5, 9, "scattered")
+    assert (beside == alone).all()
+    other, _ = select(normal(1, 1, 70, 3), labels, 5, 9, "scattered", torch.Generator().manual_seed(1))
+    assert not torch.equal(other, alone)
 
 
 def test_random_is_repeatable_and_follows_its_generator():

@@ -15,6 +15,8 @@ from .repair import REPAIRS, Plan
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
+MUCH_BESIDE = 0.35  # of a call's cost; then it is said
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -120,7 +122,7 @@ class Receipt:
         if self.groups == (0, 0):
             every = "no rows or no keys are free to be routed: every pair was evaluated"
             return (*self.clamps, every) if self.pairs.possible else self.clamps
-        return (*self.clamps, *self._budget_notes(), *self._choice_notes())
+        return (*self.clamps, *self._budget_notes(), *self._share_notes(), *self._choice_notes())
 
     def _budget_notes(self) -> tuple[str, ...]:
         # a head may be over its budget even if the mean over the heads is not
@@ -134,6 +136,15 @@ class Receipt:
             return ()
         where = f"in {int(over.sum())} of {over.numel()} heads (density {self.density:.4f} over all)"
         return (f"density is above the target {self.target:g} {where}: {self.always}",)
+
+    def _share_notes(self) -> tuple[str, ...]:
+        beside = self.cost - self.density
+        if not self.all_in or beside <= MUCH_BESIDE * self.cost:
+            return ()
+        return (
+            f"work beside the exact pairs takes {beside / self.cost:.0%} of the cost: for a call this short "
+            "at this density a concentrated head may do better with repair='probe'",
+        )
 
     def _choice_notes(self) -> tuple[str, ...]:
         told = {

@@ -96,7 +96,7 @@ def attention(
     )  # fmt: skip
     backend = select(config.backend, Demand.of(call))
     clock = Clock(profile, q.device)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
         if call.routable:
             out, facts = sparse_attention(call, config, state, backend, clock)
         else:

@@ -14,7 +14,7 @@ LEAST_KV_GROUPS = 128
 LEAST_QUERIES_PER_GROUP = 64  # but not so fine that a group is smaller than a kernel tile,
 LEAST_KEYS_PER_GROUP = 32
 SLOTS = (64, 128)  # extra keys of a query group in short calls, and in those with more tokens than this:
-SHORT_CALL = 8191
+SHORT_CALL = 16383
 FEWEST_GROUPS = (4, 8)  # unless there is next to nothing to choose from
 
 

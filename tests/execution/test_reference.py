@@ -10,6 +10,7 @@ from oracle import masked_attention, normal, qkv, random_route, route_mask
 
 from residua import ExtraKeys, Route
 from residua.execution import run
+from residua.types import Drift
 
 F64 = torch.float64
 
@@ -26,7 +27,14 @@ def row_by_row(q, k, v, route, scale, extra=None):
         if extra is not None and a >= 0:
             for t in range(extra.log_weight.shape[-1]):
                 logit = scale * float(q[b, h, i] @ extra.keys[b, h, a, t].double())
-                seen.append((logit + float(extra.log_weight[b, h, a, t]), extra.values[b, h, a, t].double()))
+                logit += float(extra.log_weight[b, h, a, t])
+                value = extra.values[b, h, a, t].double()
+                if extra.drift is not None:
+                    curve, slope = extra.drift.curve[b, h, a].double(), extra.drift.slope[b, h, a].double()
+                    y = q[b, h, i] @ extra.drift.basis[b, g].double() - extra.drift.origin[b, h, a].double()
+                    logit += min(math.fsum((y * y * curve).tolist()), 0.5)
+                    value = value + sum(float(y[r]) * slope[r] for r in range(len(y)))
+                seen.append((logit, value))
         if seen:
             total = math.fsum(math.exp(logit) for logit, _ in seen)
             if total:
@@ -46,12 +54,19 @@ def test_against_row_by_row(kv_heads, lowest):
     assert torch.allclose(found.double(), lse, atol=1e-5)
 
 
-def test_extra_keys_against_row_by_row():
+@pytest.mark.parametrize("drifts", [False, True])
+def test_extra_keys_against_row_by_row(drifts):
     q, k, v = qkv(1, 2, 1, 12, 10, 4, 3, dtype=F64)
     route = random_route(1, 2, 1, 12, 10, 3, 4, seed=2, lowest=-1)
     log_weight = normal(1, 2, 3, 2, seed=7)
     log_weight[0, 1, 0] = -math.inf
-    extra = ExtraKeys(normal(1, 2, 3, 2, 4, seed=8), normal(1, 2, 3, 2, 3, seed=9), log_weight)
+    curve = 0.1 * normal(1, 2, 3, 2, seed=12).abs()
+    drift = Drift(
+        normal(1, 1, 4, 2, seed=10), normal(1, 2, 3, 2, seed=11), curve, normal(1, 2, 3, 2, 3, seed=13)
+    )
+    extra = ExtraKeys(
+        normal(1, 2, 3, 2, 4, seed=8), normal(1, 2, 3, 2, 3, seed=9), log_weight, drift if drifts else None
+    )
     wanted, lse = row_by_row(q, k, v, route, 0.5, extra)
     out, found = run(q, k, v, route, backend="reference", extra=extra)
     assert torch.allclose(out, wanted, atol=1e-12) and torch.allclose(found.double(), lse, atol=1e-5)

@@ -13,7 +13,10 @@ from oracle import expand_heads, masked_attention, normal, qkv, small, worst
 
 from residua import Config, attention
 from residua.repair import REPAIRS
+from residua.repair.anchored import _switched
+from residua.repair.judge import Verdict
 from residua.synthetic import VideoLike, video_like
+from residua.types import Drift, ExtraKeys
 
 RECONSTRUCTIONS = ["anchored", "tail"]
 
@@ -136,6 +139,20 @@ def test_the_output_is_the_plan_written_out(repair, backend):
     index = plan.probes.rows[..., None].expand(-1, -1, -1, 24)
     wanted.scatter_(2, index, dense.gather(2, index))
     assert worst(attention(q, k, v, config), wanted) < 2e-5
+
+
+def test_heads_get_what_they_chose():
+    """With drift, without, without a tail, dense: switched off by zeros and -inf, head by head."""
+    shape = (1, 4, 3)
+    drift = Drift(normal(1, 2, 8, 2), normal(*shape, 2), normal(*shape, 2).abs(), normal(*shape, 2, 5))
+    tail = ExtraKeys(normal(*shape, 6, 8), normal(*shape, 6, 5), normal(*shape, 6), drift)
+    nothing = torch.zeros(1, 4)
+    found = _switched(tail, Verdict(torch.arange(4)[None], nothing, nothing.double()))
+    assert torch.equal(found.log_weight[:, :2], tail.log_weight[:, :2])
+    assert (found.log_weight[:, 2:] == -math.inf).all()
+    for name in ("curve", "slope"):
+        assert torch.equal(getattr(found.drift, name)[:, 0], getattr(drift, name)[:, 0])
+        assert not getattr(found.drift, name)[:, 1].any()
 
 
 def concentrated(spread=6.0):

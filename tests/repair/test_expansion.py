@@ -23,9 +23,9 @@ CQ, CK = 5, 9
 EVERY = torch.ones(2, 4, dtype=torch.bool)
 
 
-def at_their_anchors(kv_heads=4, padding=False, pinned=False, dtype=torch.float32, backend=None):
+def at_their_anchors(kv_heads=4, padding=False, pinned=False):
     """A call in which all rows of a query group are the same row, and its grouping."""
-    q, k, v = qkv(2, 4, kv_heads, 60, 90, 8, 12, dtype=dtype)
+    q, k, v = qkv(2, 4, kv_heads, 60, 90, 8, 12)
     labels = torch.randint(0, CQ, (2, 4, 60), generator=torch.Generator().manual_seed(5))
     q = torch.take_along_dim(q[:, :, :CQ], labels[..., None], 2)
     mask = torch.arange(90)[None] < torch.tensor([[90], [71]]) if padding else None
@@ -125,6 +125,22 @@ def test_around_an_anchor_it_is_exact_to_first_order(backend):
         assert near[1] < far[1] / 3.4  # the mass is exact to first order without drift
     assert with_drift[-1][0] < 0.2 * without[-1][0]
     assert with_drift[0][1] < 0.5 * without[0][1]  # and the curve takes most of the second
+
+
+def test_the_curve_is_the_second_order_of_the_mass():
+    """Where all keys are one group their coordinates do not correlate: no second order is left."""
+
+    def error(eps, rank):
+        call, _, _ = scattered(eps, torch.zeros(4, dtype=torch.float64), 150, 1)
+        one = partition(torch.zeros(1, 1, 150, dtype=torch.long))
+        grouping = grouping_of(call, partition(torch.zeros(1, 1, 40, dtype=torch.long)), one)
+        route = Route(grouping.query, grouping.kv, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
+        tail = expanded(call, grouping, route, 1, 0, rank)
+        _, lse = backends()["reference"].attend(call.q, call.k, call.v, route, call.scale, tail)
+        return float((lse - masked_attention(call.q, call.k, call.v, scale=call.scale)[1]).norm())
+
+    assert error(0.1, 4) < error(0.2, 4) / 6  # an eighth
+    assert error(0.1, 4) < 0.1 * error(0.1, 0)
 
 
 def test_away_from_the_origin_too_where_keys_are_gaussian():

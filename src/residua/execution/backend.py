@@ -6,6 +6,7 @@ device, without an [N, N] or an all-heads [N, C] matrix; a backend overrides wha
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -65,6 +66,10 @@ class Backend:
             if not low <= dim <= high:
                 found.append(f"{label}={dim}: takes {low}..{high}")
         return found
+
+    def session(self) -> AbstractContextManager[None]:
+        """Surrounds a whole call."""
+        return nullcontext()
 
     def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
         """Response coordinates `x @ factor`, each row divided by its RMS if `normalise`.

@@ -8,6 +8,7 @@ and across thread counts. Memory beyond the outputs is a few hundred KiB per thr
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from ctypes import Structure, addressof, c_int32
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from ..errors import BackendError, PlanError
 from ..types import DRIFT_MOST, ExtraKeys, Partition, Route
 from . import native_abi as abi
 from .backend import Backend, register
+from .own_threads import torch_on_one_thread
 from .torch_primitives import ENERGY_LEAST, FEATURE_EPS, FILL_PASSES, LEVERAGE_MOST, RMS_FLOOR
 
 ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
@@ -87,6 +89,9 @@ class NativeBackend(Backend):
 
     def _isa_number(self) -> int:
         return abi.ISAS.index(abi.choose_isa(abi.library(), self._isa))
+
+    def session(self) -> AbstractContextManager[None]:
+        return torch_on_one_thread()
 
     def _run(self, name: str, args: Structure) -> None:
         abi.library().run(name, args, self._isa_number())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError, PlanError
+from .own_threads import threads
 
 ABI_VERSION = 3
 ISAS = (
@@ -265,7 +266,7 @@ class Library:
         """Calls `residua_<name>`; ctypes releases the GIL meanwhile."""
         if self.handle is None:
             raise BackendError(self.missing or "the native library is not loaded")
-        status = getattr(self.handle, f"residua_{name}")(ctypes.byref(args), isa, torch.get_num_threads())
+        status = getattr(self.handle, f"residua_{name}")(ctypes.byref(args), isa, threads())
         if status == 1:
             raise MemoryError(f"native {name}: no memory for a thread's scratch space")
         if status == 2:

@@ -91,11 +91,23 @@ def curves(
             axis.axvline(marker_at, color=INK, linewidth=0.8, linestyle="--")
         axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
         if log:
-            axis.set_yscale("log")
+            _log_ticks(axis)
         else:
             axis.set_ylim(bottom=0)
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    # below the panels: inside, some line always runs through it
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, frameon=False, fontsize=8, ncols=len(names), loc="outside lower center")
     return to_png(figure)
+
+
+def _log_ticks(axis: Any) -> None:
+    """A log scale with plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_locator(NullLocator())
 
 
 def bars(groups: Mapping[str, Mapping[str, float]], ylabel: str) -> bytes:
@@ -108,6 +120,7 @@ def bars(groups: Mapping[str, Mapping[str, float]], ylabel: str) -> bytes:
         spots = [number + (place - (len(settings) - 1) / 2) * width for number in range(len(groups))]
         heights = [found[setting] for found in groups.values()]
         axis.bar(spots, heights, 0.92 * width, label=setting, color=COLOURS[place % len(COLOURS)])
+    axis.grid(visible=False, axis="x")
     axis.set_xticks(range(len(groups)), list(groups))
     axis.set_ylabel(ylabel)
     axis.set_ylim(top=1.45 * max(max(found.values()) for found in groups.values()))

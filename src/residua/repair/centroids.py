@@ -39,5 +39,5 @@ def merge(call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, backen
             at = index[:, :, part, :, None].expand_as(terms)
             sums[:, :, part].scatter_add_(-2, at, terms)
     keys, values = keys[..., :count, :], values[..., :count, :]
-    log_weight = slots.log_mass - call.scale * (keys @ grouping.anchors[..., None])[..., 0]
+    log_weight = slots.log_mass - call.scale * (grouping.anchors[..., None, :] @ keys.mT)[..., 0, :]
     return ExtraKeys(keys, values, log_weight)

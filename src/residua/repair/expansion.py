@@ -11,7 +11,7 @@ from ..subspace import leading_basis
 from ..types import Call, Drift, ExtraKeys, Grouping, Partition
 from .slots import Slots
 
-SAMPLE = 1024  # rows that show how queries leave their anchors and keys their centroids
+SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
 FLOOR = 1e-4  # of the mean variance of the keys, so that their covariance can be inverted
 
 
@@ -21,7 +21,7 @@ def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Bac
     keys, values = backend.slot_means(
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale
     )
-    weight = slots.log_mass - call.scale * (keys @ anchors[..., None])[..., 0]
+    weight = slots.log_mass - call.scale * (anchors[..., None, :] @ keys.mT)[..., 0, :]
     return ExtraKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,7 +45,9 @@ def judge(work: Work, route: Route, tail: ExtraKeys, lean: Tensor) -> tuple[Prob
     kept = _own(route.cells, group)  # [B, H, M, Ck]
     exact, sparse, lse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
     probes = Probes(index, weights, exact)
-    choice, error = _choose(work, probes, _candidates(work, rows.float(), group, tail, sparse, lse), lean)
+    choice, error = _choose(
+        work, probes, _candidates(work, rows, group, route.cells, tail, sparse, lse), lean
+    )
     if tail.drift is None:
         choice = choice.clamp(min=1)  # the first two are the same, and the receipt must not claim a drift
     sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
@@ -70,14 +72,14 @@ def _choose(work: Work, probes: Probes, candidates: list[Tensor], lean: Tensor) 
 
 
 def _candidates(
-    work: Work, rows: Tensor, group: Tensor, tail: ExtraKeys, sparse: Tensor, lse: Tensor
+    work: Work, rows: Tensor, group: Tensor, cells: Tensor, tail: ExtraKeys, sparse: Tensor, lse: Tensor
 ) -> list[Tensor]:
     """The probe rows with tail and drift, with the tail alone, without it.  # [B, H, M, Dv] fp32 each"""
-    logits = work.call.scale * (_own(tail.keys, group) * rows[..., None, :]).sum(-1)
-    logits += _own(tail.log_weight, group)  # [B, H, M, T]
-    top = logits.logsumexp(-1)
-    weights = torch.where(top[..., None] == -torch.inf, 0.0, logits.softmax(-1))
-    value = (weights[..., None] * _own(tail.values, group)).sum(-2)
+    call, backend = work.call, work.backend
+    nothing = Route(backend.sort_groups(group, tail.keys.shape[2]), work.grouping.kv, torch.zeros_like(cells))
+    value, top = backend.attend(
+        rows, call.k, call.v, nothing, call.scale, replace(tail, drift=None), torch.float32
+    )
 
     def joined(value: Tensor, top: Tensor) -> Tensor:
         share = torch.sigmoid(top - lse)[..., None]
@@ -86,7 +88,9 @@ def _candidates(
     still = joined(value, top)
     if tail.drift is None:
         return [still, still, sparse]
-    y = rows @ tail.drift.basis.repeat_interleave(work.call.shares, dim=1) - _own(tail.drift.origin, group)
+    y = rows.float() @ tail.drift.basis.repeat_interleave(work.call.shares, dim=1) - _own(
+        tail.drift.origin, group
+    )
     bend = (y.square() * _own(tail.drift.curve, group)).sum(-1).clamp(max=DRIFT_MOST)
     shift = (y[..., None] * _own(tail.drift.slope, group)).sum(-2)
     return [joined(value + shift, top + bend), still, sparse]

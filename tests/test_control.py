@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle import masked_attention, normal, qkv, small, worst
 
 from residua import Config, InputError, State, attention
-from residua.control import GAIN, MARGIN, STEP, next_budget, share_out
+from residua.control import POWER, SHARE, STEP, next_budget, share_out
 
 DENSITY = 0.6
 
@@ -52,19 +52,31 @@ def test_a_balanced_budget_keeps_its_proportions():
 
 
 @given(st.integers(0, 10_000), st.floats(0.001, 0.9))
-def test_under_a_bound_a_budget_moves_towards_it(seed, bound):
+def test_under_a_bound_a_budget_follows_the_error_at_the_ceiling(seed, bound):
     config = small(density=0.5, max_error=bound)
     spent, error = budgets(1, 5, seed=seed, high=0.5), budgets(1, 5, seed=seed + 1, low=1e-4)
     dense, least = torch.zeros(1, 5, dtype=torch.bool), torch.tensor(0.01).double()
     found = next_budget(config, spent, error, dense, least)
-    more = error > MARGIN * bound
-    assert torch.equal(found >= spent, more | (found == spent))
     assert ((found <= 0.5) & (found >= 0.01)).all()
-    assert ((found / spent <= STEP + 1e-9) & (found / spent >= 1 / STEP - 1e-9)).all()
     ratio = found / spent
+    assert ((ratio <= STEP + 1e-9) & (ratio >= 1 / STEP - 1e-9)).all()
     inside = (found > 0.01) & (found < 0.5) & (ratio < STEP - 1e-6) & (ratio > 1 / STEP + 1e-6)
-    wanted = spent * (error / (MARGIN * bound)) ** GAIN
-    assert torch.allclose(found[inside], wanted[inside])
+    at_ceiling = error * (spent / 0.5) ** POWER
+    assert torch.allclose(found[inside], 0.5 * (at_ceiling[inside] / bound) ** SHARE)
+    # and if the error does fall with that power, the bound holds
+    assert (at_ceiling[inside] * (0.5 / found[inside]) ** POWER <= bound * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("at_ceiling", [0.001, 0.01, 0.05])
+def test_under_a_bound_a_steady_head_settles(at_ceiling):
+    config = small(density=0.5, max_error=0.05)
+    dense, least = torch.zeros(1, 1, dtype=torch.bool), torch.tensor(0.01).double()
+    spent = torch.full((1, 1), 0.5).double()
+    for _ in range(12):
+        error = at_ceiling * (0.5 / spent) ** POWER
+        spent = next_budget(config, spent, error, dense, least)
+    assert float(spent) == pytest.approx(0.5 * (at_ceiling / 0.05) ** SHARE)
+    assert float(at_ceiling * (0.5 / spent) ** POWER) <= 0.05 * (1 + 1e-9)
 
 
 def test_dense_heads_keep_the_ceiling_and_nan_asks_for_more():

@@ -10,8 +10,9 @@ from .repair import Plan, Work
 from .state import State
 from .types import Call
 
-MARGIN = 0.8  # of `max_error` is aimed at, so that an estimate's noise does not cross the bound
-GAIN = 0.5  # error falls about with the square of the budget
+POWER = 1.5  # error falls about with this power of the budget
+SHARE = 1 / 3  # a head whose error at the ceiling is 1 / 8 of the bound gets half of the ceiling
+GAIN = 0.5  # of moving a balanced budget
 STEP = 1.6  # most that a budget grows or shrinks by from one call to the next
 PASSES = 4  # of clipping and rescaling a balanced budget
 TINY = 1e-12
@@ -36,15 +37,16 @@ def learn(state: State, work: Work, plan: Plan, least: float | Tensor) -> None:
 
 
 def next_budget(config: Config, spent: Tensor, error: Tensor, dense: Tensor, least: Tensor) -> Tensor:
-    """What the next call may spend; at least `least`, below which the repair has
-    nothing left to work with. spent, error, dense [B, H]; heads that had to run dense keep the ceiling."""
+    """What the next call may spend; at least `least`, below which the repair has nothing left to work with.
+    spent, error, dense [B, H]; heads that had to run dense keep the ceiling."""
     error = torch.nan_to_num(error.double(), nan=1.0, posinf=1.0)
     least = least.clamp(max=config.density)
     if config.max_error is not None:
-        ratio = (error / (MARGIN * config.max_error)).clamp(min=TINY).pow(GAIN).clamp(1 / STEP, STEP)
-        return torch.where(
-            dense, config.density, torch.maximum(spent * ratio, least).clamp(max=config.density)
-        )
+        # not what just keeps the bound: an easy head would be made as bad as the worst one may be
+        at_ceiling = error * (spent / config.density).pow(POWER)
+        wanted = config.density * (at_ceiling / config.max_error).clamp(TINY, 1.0).pow(SHARE)
+        wanted = torch.minimum(torch.maximum(wanted, spent / STEP), spent * STEP)
+        return torch.where(dense, config.density, torch.maximum(wanted, least).clamp(max=config.density))
     relative = error / error.mean(-1, keepdim=True).clamp(min=TINY)
     wanted = spent * relative.clamp(min=TINY).pow(GAIN).clamp(1 / STEP, STEP)
     return share_out(wanted, config.density, least)

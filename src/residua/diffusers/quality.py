@@ -25,9 +25,9 @@ class Quality:
 QUALITIES = {
     quality.name: quality
     for quality in (
-        Quality("faithful", 0.02, 0.35, "hard to tell from dense; saves the least"),
-        Quality("balanced", 0.05, 0.25, "the same scene, small differences in detail"),
-        Quality("fast", 0.10, 0.15, "for drafts: saves the most, details may change"),
+        Quality("faithful", 0.02, 0.35, "as close as it gets without being dense"),
+        Quality("balanced", 0.05, 0.20, "small errors, most of the saving"),
+        Quality("fast", 0.12, 0.10, "saves the most; look at the result before you trust it"),
     )
 }
 

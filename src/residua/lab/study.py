@@ -102,9 +102,11 @@ class Study:
     def probes(self, grouping: Grouping, count: int, policy: str, seed: int = 0) -> Probes:
         """Probe rows by a policy of the operator; their exact outputs come from the dense yardstick."""
         labels = self.call.free_queries.take(grouping.query.labels, 2)
+        # the operator draws with a seed of its own where a policy has one
+        generator = torch.Generator().manual_seed(seed) if policy == "random" else None
         rows, weights = select_rows(
             grouping.coordinates, labels, grouping.query.groups, count, policy,
-            torch.Generator().manual_seed(seed), self.backend,
+            generator, self.backend,
         )  # fmt: skip
         return self.at(self.rows[rows], weights)
 

@@ -33,7 +33,7 @@ def make_plan(
     """
     architecture = _find_model(model)
     machine = _find_machine(gpu)
-    config = Config(density=architecture.density if density is None else density)
+    config = Config.paper(density=architecture.density if density is None else density)
     pixels = architecture.size if size is None else _parse_size(size)
     frames = _whole("frames", architecture.frames if frames is None else frames, MOST_FRAMES)
     steps = _whole("steps", architecture.steps if steps is None else steps, MOST_STEPS)

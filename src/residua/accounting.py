@@ -143,7 +143,7 @@ class Receipt:
             return ()
         return (
             f"work beside the exact pairs takes {beside / self.cost:.0%} of the cost: for a call this short "
-            "at this density a concentrated head may do better with repair='probe'",
+            "at this density a concentrated head may do better with repair='none'",
         )
 
     def _choice_notes(self) -> tuple[str, ...]:

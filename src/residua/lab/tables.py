@@ -37,7 +37,7 @@ class Table:
             return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
         ruler = "|---|" + "---:|" * (len(self.columns) - 1)
-        bold = [tuple(f"**{cell}**" for cell in row) if row[0] == self.emphasis else row for row in self.rows]
+        bold = [tuple(map(_bold, row)) if row[0] == self.emphasis else row for row in self.rows]
         lines = [f"**{self.title}**", "", line(self.columns), ruler, *map(line, bold)]
         return "\n".join([*lines, "", self.note] if self.note else lines) + "\n"
 
@@ -68,3 +68,7 @@ def pair(mean: float, p99: float) -> str:
 
 def share(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
+
+
+def _bold(cell: str) -> str:
+    return f"**{cell}**" if cell else ""

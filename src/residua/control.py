@@ -11,7 +11,7 @@ from .state import State
 from .types import Call
 
 POWER = 1.5  # error falls about with this power of the budget
-SHARE = 1 / 3  # a head whose error at the ceiling is 1 / 8 of the bound gets half of the ceiling
+SHARE = 1 / 4  # a head whose error at the ceiling is 1 / 16 of the bound gets half of the ceiling
 GAIN = 0.5  # of moving a balanced budget
 STEP = 1.6  # most that a budget grows or shrinks by from one call to the next
 PASSES = 4  # of clipping and rescaling a balanced budget

@@ -111,6 +111,15 @@ def test_interrupted_while_writing_leaves_nothing(tmp_path, monkeypatch):
     assert listing(tmp_path) == []
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C as on a terminal: a process that a shell put into the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_waits_for_the_renames(tmp_path, monkeypatch):
     replace = os.replace
 

@@ -25,8 +25,8 @@ class Quality:
 QUALITIES = {
     quality.name: quality
     for quality in (
-        Quality("faithful", 0.02, 0.35, "as close as it gets without being dense"),
-        Quality("balanced", 0.05, 0.20, "small errors, most of the saving"),
+        Quality("faithful", 0.03, 0.30, "as close as it gets without being dense"),
+        Quality("balanced", 0.06, 0.16, "small errors, most of the saving"),
         Quality("fast", 0.12, 0.10, "saves the most; look at the result before you trust it"),
     )
 }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanError
-from ..types import Call, ExtraKeys, Partition, Route
+from ..types import Call, Drift, ExtraKeys, Partition, Route
 
 
 def check_partition(partition: Partition, batch: int, heads: int, tokens: int, name: str) -> None:
@@ -59,13 +59,31 @@ def check_route(route: Route, call: Call) -> None:
 
 
 def check_extra(extra: ExtraKeys | None, route: Route, call: Call) -> None:
-    """Raises PlanError if extra keys do not fit the route."""
+    """Raises PlanError if extra keys or their drift do not fit the route; compiled backends trust them."""
     if extra is None:
         return
-    shape = [*call.q.shape[:2], route.query.groups, extra.log_weight.shape[-1]]
-    _check_tensor(extra.keys, [*shape, call.q.shape[-1]], call, "extra.keys")
-    _check_tensor(extra.values, [*shape, call.v.shape[-1]], call, "extra.values")
-    _check_tensor(extra.log_weight, shape, call, "extra.log_weight")
+    groups = [*call.q.shape[:2], route.query.groups]
+    count = extra.log_weight.shape[-1] if extra.log_weight.ndim else 0
+    _check_floats(extra.keys, [*groups, count, call.q.shape[-1]], call, "extra.keys")
+    _check_floats(extra.values, [*groups, count, call.v.shape[-1]], call, "extra.values")
+    _check_floats(extra.log_weight, [*groups, count], call, "extra.log_weight")
+    if extra.drift is not None:
+        _check_drift(extra.drift, groups, call)
+
+
+def _check_drift(drift: Drift, groups: list[int], call: Call) -> None:
+    rank = drift.basis.shape[-1] if drift.basis.ndim else 0
+    batch, kv_heads, _, dim = call.k.shape
+    _check_floats(drift.basis, [batch, kv_heads, dim, rank], call, "extra.drift.basis")
+    _check_floats(drift.origin, [*groups, rank], call, "extra.drift.origin")
+    _check_floats(drift.curve, [*groups, rank], call, "extra.drift.curve")
+    _check_floats(drift.slope, [*groups, rank, call.v.shape[-1]], call, "extra.drift.slope")
+
+
+def _check_floats(tensor: Tensor, shape: list[int], call: Call, name: str) -> None:
+    _check_tensor(tensor, shape, call, name)
+    if not tensor.is_floating_point():
+        raise PlanError(f"{name} is {tensor.dtype}: wanted a floating-point type")
 
 
 def _check_tensor(

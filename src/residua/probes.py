@@ -42,7 +42,8 @@ def select(
         rows = candidates.gather(-1, torch.arange(count, device=labels.device) * among // max(1, count))
     elif policy == "random":
         generator = generator or torch.Generator().manual_seed(0)
-        drawn = torch.rand(labels.shape, generator=generator, device=generator.device).to(labels.device)
+        # the same for every batch entry: what one does must not depend on the others beside it
+        drawn = torch.rand(labels.shape[1:], generator=generator, device=generator.device).to(labels.device)
         rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
     elif policy == "scattered":
         return _scattered(labels, groups, count, generator, backend or Backend())

@@ -20,7 +20,7 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
         mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
         centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
-        mass = call.scale * grouping.anchors @ centroids.mT + sizes.log()
+        mass = call.scale * backend.matmul(grouping.anchors, centroids.mT) + sizes.log()
     # an infinite key may weigh nothing at a centroid and still decide a row
     largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
     broken = ~torch.isfinite(largest).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)

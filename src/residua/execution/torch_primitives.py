@@ -18,6 +18,7 @@ FEATURE_EPS = 1e-6  # inside the root of the repair's feature scale
 LEVERAGE_MOST = (
     0.9  # above it a probe decides its own fit and says little (docs/decisions/0003-error-estimate.md)
 )
+VARIANCE_FLOOR = 1e-4  # of the mean variance of the keys, so that their covariance can be inverted
 ENERGY_LEAST = 1e-12  # of the largest: below it a direction of the residuals carries nothing
 
 
@@ -233,6 +234,16 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     size = matrix.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
     values, vectors = torch.linalg.eigh(matrix / size)
     return values * size[..., 0], vectors
+
+
+def shared_directions(spread: Tensor, covariance: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+    mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    floor = (VARIANCE_FLOOR * mean).clamp(min=torch.finfo(torch.float32).tiny)
+    root = torch.linalg.cholesky_ex(covariance + floor * eye).L
+    leading = leading_basis(root.mT @ spread @ root, rank)
+    to_key = torch.linalg.solve_triangular(root.mT, leading, upper=True)
+    return (scale * (root @ leading)).float(), to_key.float()
 
 
 def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:

@@ -155,7 +155,7 @@ class Tail(Reconstruction):
         return {"tail": 0 * keys + rows * slots + sizes.query_groups * sizes.kv_groups}
 
     def slot_mass(self, work: Work, log_mass: Tensor) -> Tensor:
-        return centroid_mass(work.call, work.grouping)
+        return centroid_mass(work.call, work.grouping, work.backend)
 
     def tail(self, work: Work, slots: Slots, log_mass: Tensor) -> ExtraKeys:
         return merge(work.call, work.grouping, slots, log_mass, work.backend)

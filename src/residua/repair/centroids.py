@@ -11,12 +11,12 @@ from ..types import Call, ExtraKeys, Grouping
 from .slots import Slots
 
 
-def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
+def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
     for an empty one.  # [B, H, Cq, Ck] fp32"""
     centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
-    return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]
+    return call.scale * backend.matmul(grouping.anchors, centroids.mT) + sizes.log()[..., None, :]
 
 
 def merge(call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, backend: Backend) -> ExtraKeys:
@@ -39,5 +39,7 @@ def merge(call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, backen
             at = index[:, :, part, :, None].expand_as(terms)
             sums[:, :, part].scatter_add_(-2, at, terms)
     keys, values = keys[..., :count, :], values[..., :count, :]
-    log_weight = slots.log_mass - call.scale * (grouping.anchors[..., None, :] @ keys.mT)[..., 0, :]
+    log_weight = (
+        slots.log_mass - call.scale * backend.matmul(grouping.anchors[..., None, :], keys.mT)[..., 0, :]
+    )
     return ExtraKeys(keys, values, log_weight)

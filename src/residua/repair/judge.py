@@ -82,13 +82,15 @@ def _candidates(
     )
 
     def joined(value: Tensor, top: Tensor) -> Tensor:
-        share = torch.sigmoid(top - lse)[..., None]
+        share = (1 / (1 + (lse - top).exp()))[
+            ..., None
+        ]  # torch.sigmoid differs from place to place in the last bit
         return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
 
     still = joined(value, top)
     if tail.drift is None:
         return [still, still, sparse]
-    y = rows.float() @ tail.drift.basis.repeat_interleave(work.call.shares, dim=1) - _own(
+    y = backend.matmul(rows, tail.drift.basis.repeat_interleave(work.call.shares, dim=1)) - _own(
         tail.drift.origin, group
     )
     bend = (y.square() * _own(tail.drift.curve, group)).sum(-1).clamp(max=DRIFT_MOST)

@@ -16,9 +16,17 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError, PlanError
+from ...subspace import SHIFT, STEPS
 from ...types import DRIFT_MOST, ExtraKeys, Partition, Route
 from ..backend import Backend, register
-from ..torch_primitives import ENERGY_LEAST, FEATURE_EPS, FILL_PASSES, LEVERAGE_MOST, RMS_FLOOR
+from ..torch_primitives import (
+    ENERGY_LEAST,
+    FEATURE_EPS,
+    FILL_PASSES,
+    LEVERAGE_MOST,
+    RMS_FLOOR,
+    VARIANCE_FLOOR,
+)
 from . import abi
 from .threads import torch_on_one_thread
 
@@ -293,21 +301,45 @@ class NativeBackend(Backend):
     def fit_repair(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if not subspace:
-            return super().fit_repair(x, residual, weights, rank, ridge, subspace)
         x, residual, weights = _float(x), _float(residual), _float(weights)
         *heads, count, dim = x.shape
-        rank = min(rank, count, dim)
+        rank = min(rank, count, dim) if subspace else dim
         left, right = torch.empty(*heads, dim, rank), torch.empty(*heads, rank, dim)
         bias, left_out = torch.empty(*heads, dim), torch.empty_like(x)
         args = abi.FitArgs(
-            heads=math.prod(heads), rows=count, dim=dim, rank=rank, ridge=ridge, feature_eps=FEATURE_EPS,
+            heads=math.prod(heads), rows=count, dim=dim, rank=rank, subspace=int(subspace),
+            ridge=ridge, feature_eps=FEATURE_EPS,
             max_leverage=LEVERAGE_MOST, min_energy=ENERGY_LEAST, x=x.data_ptr(), residual=residual.data_ptr(),
             weights=weights.data_ptr(), left=left.data_ptr(), right=right.data_ptr(), bias=bias.data_ptr(),
             left_out=left_out.data_ptr(),
         )  # fmt: skip
         self._run("fit_repair", args)
         return left, right, bias, left_out
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        turned = y.stride(-1) != 1 and y.stride(-2) == 1  # a transposed view needs no copy
+        x, right = _float(x), _float(y.mT if turned else y)
+        out = torch.empty(*x.shape[:-1], y.shape[-1])
+        args = abi.MatmulArgs(
+            matrices=math.prod(x.shape[:-2]), rows=x.shape[-2], inner=x.shape[-1], columns=y.shape[-1],
+            transposed=int(turned), x=x.data_ptr(), y=right.data_ptr(), out=out.data_ptr(),
+        )  # fmt: skip
+        self._run("matmul", args)
+        return out
+
+    def shared_directions(
+        self, spread: Tensor, covariance: Tensor, rank: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        spread, covariance = spread.double().contiguous(), covariance.double().contiguous()
+        *heads, dim, _ = covariance.shape
+        to_query, to_key = torch.empty(*heads, dim, rank), torch.empty(*heads, dim, rank)
+        args = abi.DirectionsArgs(
+            heads=math.prod(heads), dim=dim, rank=rank, steps=STEPS, scale=scale, floor=VARIANCE_FLOOR,
+            tiny=torch.finfo(torch.float32).tiny, shift=SHIFT, spread=spread.data_ptr(),
+            covariance=covariance.data_ptr(), to_query=to_query.data_ptr(), to_key=to_key.data_ptr(),
+        )  # fmt: skip
+        self._run("directions", args)
+        return to_query, to_key
 
     def only_finite(self, x: Tensor) -> Tensor:
         x, finite = _float(x), c_int32()

@@ -8,14 +8,14 @@ import pytest
 import torch
 from oracle import masked_attention, normal, qkv, random_route, route_mask
 
-from residua import ExtraKeys, Route
+from residua import Route, SummaryKeys
 from residua.execution import run
 from residua.types import Drift
 
 F64 = torch.float64
 
 
-def row_by_row(q, k, v, route, scale, extra=None):
+def row_by_row(q, k, v, route, scale, summary=None):
     """Every row on its own, with Python sums."""
     mask = route_mask(route, q.shape[2], k.shape[2])
     shares = q.shape[1] // k.shape[1]
@@ -64,11 +64,11 @@ def test_extra_keys_against_row_by_row(drifts):
     drift = Drift(
         normal(1, 1, 4, 2, seed=10), normal(1, 2, 3, 2, seed=11), curve, normal(1, 2, 3, 2, 3, seed=13)
     )
-    extra = ExtraKeys(
+    extra = SummaryKeys(
         normal(1, 2, 3, 2, 4, seed=8), normal(1, 2, 3, 2, 3, seed=9), log_weight, drift if drifts else None
     )
     wanted, lse = row_by_row(q, k, v, route, 0.5, extra)
-    out, found = run(q, k, v, route, backend="reference", extra=extra)
+    out, found = run(q, k, v, route, backend="reference", summary=extra)
     assert torch.allclose(out, wanted, atol=1e-12) and torch.allclose(found.double(), lse, atol=1e-5)
 
 
@@ -88,6 +88,6 @@ def test_hard_drop_residual_identity(backend, tolerance):
 
 
 def test_it_is_never_chosen_by_itself():
-    from residua.execution import Demand, select
+    from residua.execution import Demand, choose_backend
 
-    assert select("auto", Demand(torch.device("cpu"), F64, 8, 8)).name != "reference"
+    assert choose_backend("auto", Demand(torch.device("cpu"), F64, 8, 8)).name != "reference"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from residua.execution import torch_primitives as plain
+from residua.execution import plain
 from residua.execution.backend import Demand, backends
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
-from residua.types import Drift, ExtraKeys, Partition, Route
+from residua.types import Drift, Partition, Route, SummaryKeys
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DIMS = [64, 96, 128, 256]
@@ -76,7 +76,7 @@ def test_attention(device, dtype, dim, kind):
         keys, values = (random(device, *room, dim, seed=s) for s in (5, 6))
         weight = random(device, *room, seed=7)
         weight[:, :, 2] = -torch.inf
-        extra = ExtraKeys(keys, values, weight, random_drift(device, dim) if kind == "drift" else None)
+        extra = SummaryKeys(keys, values, weight, random_drift(device, dim) if kind == "drift" else None)
     scale = dim**-0.5
     truth, truth_lse = Reference().attend(*in_fp64((q, k, v)), route, scale, extra)
     rough, rough_lse = Reference().attend(q, k, v, route, scale, extra)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.types import DRIFT_MOST, Drift, ExtraKeys, Partition, Route
+from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -66,7 +66,7 @@ def attention_truth(
     mask: Tensor,
     scale: float,
     route: Route | None = None,
-    extra: ExtraKeys | None = None,
+    extra: SummaryKeys | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Masked attention in fp64, extra keys as further columns -> out, log-sum-exp"""
     shares = q.shape[1] // k.shape[1]
@@ -91,7 +91,7 @@ def attention_truth(
             for t in (drift.origin, drift.curve, drift.slope)
         )
         y = q.double() @ drift.basis.double().repeat_interleave(shares_h, 1) - origin
-        tail = tail + (y.square() * curve).sum(-1, keepdim=True).clamp(max=DRIFT_MOST)
+        tail = tail + (y.square() * curve).sum(-1, keepdim=True).clamp(max=MAX_BEND)
         values = values + torch.einsum("bhnr,bhnrd->bhnd", y, slope)[..., None, :]
     tail = tail.masked_fill(group[..., None] < 0, -torch.inf)
     both = torch.cat([logits, tail], -1)

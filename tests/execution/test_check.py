@@ -90,11 +90,11 @@ def test_a_route_for_other_tensors():
 @pytest.mark.parametrize(
     "part, shape", [("keys", (1, 2, 5, 3, 15)), ("values", (1, 2, 4, 3, 16)), ("log_weight", (1, 2, 5, 4))]
 )
-def test_extra_keys_that_do_not_fit(part, shape):
-    extra = SummaryKeys(normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3))
-    run(Q, K, V, GOOD, summary=extra, backend="portable")
-    bad = dataclasses.replace(extra, **{part: normal(*shape)})
-    with pytest.raises(RouteError, match=r"extra\."):
+def test_summary_keys_that_do_not_fit(part, shape):
+    summary = SummaryKeys(normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3))
+    run(Q, K, V, GOOD, summary=summary, backend="portable")
+    bad = dataclasses.replace(summary, **{part: normal(*shape)})
+    with pytest.raises(RouteError, match=r"summary\."):
         run(Q, K, V, GOOD, summary=bad, backend="portable")
 
 

@@ -28,8 +28,8 @@ BACKEND = TritonBackend()
 
 def check(q, k, v, route, summary=None):
     scale = q.shape[-1] ** -0.5
-    wanted, wanted_lse = attention_truth(q, k, v, dense_mask(route), scale, route, extra)
-    out, lse = BACKEND.attend(q, k, v, route, scale, extra, torch.float32)
+    wanted, wanted_lse = attention_truth(q, k, v, dense_mask(route), scale, route, summary)
+    out, lse = BACKEND.attend(q, k, v, route, scale, summary, torch.float32)
     assert_near(out, wanted, q.dtype)
     assert_near(lse, wanted_lse, q.dtype)
     return out, lse
@@ -73,15 +73,15 @@ def test_extra_keys(dtype, extra_dtype):
     route = random_route(ragged(1, heads, queries, groups, loose=True), ragged(1, 1, keys, 7), 0.3)
     weight = random(1, heads, groups, extras, seed=5)
     weight[..., 3] = -torch.inf
-    extra = SummaryKeys(
+    summary = SummaryKeys(
         random(1, heads, groups, extras, dim, dtype=extra_dtype, seed=3),
         random(1, heads, groups, extras, dim, dtype=extra_dtype, seed=4),
         weight,
     )
-    check(q, k, v, route, extra)
+    check(q, k, v, route, summary)
     # a key that is switched off may hold anything
-    extra.keys[..., 3, :], extra.values[..., 3, :] = torch.nan, torch.inf
-    assert torch.isfinite(BACKEND.attend(q, k, v, route, dim**-0.5, extra)[0]).all()
+    summary.keys[..., 3, :], summary.values[..., 3, :] = torch.nan, torch.inf
+    assert torch.isfinite(BACKEND.attend(q, k, v, route, dim**-0.5, summary)[0]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -142,12 +142,12 @@ def test_keys_of_16_bits_lose_nothing_beside_large_log_weights():
     )
     keys = random(1, 1, 1, 3, 64, seed=7) * 3 + 5
     anchor = q.float().mean(2)  # [1, 1, D]
-    extra = SummaryKeys(
+    summary = SummaryKeys(
         keys, random(1, 1, 1, 3, 64, seed=8), -(keys @ anchor[..., None, :, None])[..., 0] * 64**-0.5
     )
-    wanted, _ = attention_truth(q, k, v, dense_mask(route), 64**-0.5, route, extra)
-    out, _ = BACKEND.attend(q, k, v, route, 64**-0.5, extra, torch.float32)
-    rough = SummaryKeys(keys.half(), extra.values, extra.log_weight)
+    wanted, _ = attention_truth(q, k, v, dense_mask(route), 64**-0.5, route, summary)
+    out, _ = BACKEND.attend(q, k, v, route, 64**-0.5, summary, torch.float32)
+    rough = SummaryKeys(keys.half(), summary.values, summary.log_weight)
     careless, _ = BACKEND.attend(q, k, v, route, 64**-0.5, rough, torch.float32)
     assert (out - wanted).abs().max() < 0.25 * (careless - wanted).abs().max()
 

@@ -24,7 +24,7 @@ MAX_TOML_BYTES = 1 << 20
 
 
 # Settings that had another name, and the name they have now.
-RENAMED = {"reconstruction": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
+RENAMED = {"repair": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .execution.backend import Backend
-from .types import Call, Grouping, Route
+from .types import Call, Grouping, HeadCost, Route
 
 
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
@@ -34,20 +34,18 @@ def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
     return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]
 
 
-def routing_cost(call: Call, score: str, groups: tuple[int, int], keys: Tensor) -> Tensor:
-    """What scoring the cells of a head costs: products of anchors with keys, or with key centroids.
+def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
+    """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid.
 
     Args:
         call: The call.
         score: "mass" or "centroid".
         groups: Query groups and K/V groups.
-        keys: How many keys are not padding, in any shape.
-
-    Returns:
-        A tensor like `keys`, in pair equivalents: a pair is D + Dv products, and one here is D.
     """
-    columns = keys if score == "mass" else torch.full_like(keys, groups[1])
-    return groups[0] * columns * (call.q.shape[3] / (call.q.shape[3] + call.v.shape[3]))
+    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a pair
+    if score == "mass":
+        return HeadCost(per_key=groups[0] * product)
+    return HeadCost(fixed=groups[0] * groups[1] * product)
 
 
 def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:

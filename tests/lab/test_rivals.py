@@ -314,7 +314,7 @@ def test_affinities_group_as_the_products_themselves_would():
     others = task.q[:, :, ::40]
     found = svoo.affinity_groups(task, task.k, 8, others, None)
     products = (task.k @ others.mT)[0]  # [1, N, C]
-    direct = kmeans(products, 8, svoo.STEPS).labels
+    direct = kmeans(products, 8, svoo.STEPS, backend=task.backend).labels
     assert (found.labels[0] == direct).float().mean() > 0.98  # ties may fall either way
 
 

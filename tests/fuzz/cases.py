@@ -1,5 +1,5 @@
-"""Random calls of `residua.attention`, each a function of its seed alone: shapes, dtypes, strides, masks, pinned
-ranges, every setting and reconstruction, hostile values."""
+"""Random calls of `residua.attention`, each a function of its seed alone: shapes, dtypes, strides, masks,
+pinned ranges, every setting and reconstruction, hostile values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DIMS = (8, 9, 16, 17, 24, 33, 64, 80, 96, 128, 256)
 VALUE_DIMS = (8, 13, 16, 17, 64, 96)
 LAYOUTS = ("plain", "heads inside", "fused", "strided", "misaligned", "expanded heads", "expanded batch")
 FILLS = (
-    "normal", "normal", "normal", "clusters", "clusters", "equal", "zero", "spikes", "hot", "tiny", "huge", "extreme",
-    "nan", "inf", "infinities",
+    "normal", "normal", "normal", "clusters", "clusters", "equal", "zero", "spikes", "hot", "tiny",
+    "huge", "extreme", "nan", "inf", "infinities",
 )  # fmt: skip
 MASKS = (None, None, None, "random", "random", "end", "one left", "entry empty")
 
@@ -52,20 +52,14 @@ class Case:
 
     @property
     def config(self) -> Config:
-        old = {
-            "reconstruction": "repair",
-            "residual_rank": "repair_rank",
-            "summary_slots": "tail_slots",
-        }  # SHIM
-        known = {f.name for f in dataclasses.fields(Config)}
-        return Config(**{n if n in known else old[n]: v for n, v in self.settings.items()})
+        return Config(**self.settings)
 
     @property
     def finite(self) -> bool:
         return self.fill not in ("nan", "inf", "infinities")
 
     def tensors(self, step: int = 0, hidden: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of one step, in the case's layout; masked keys and their values hold `hidden`, if given."""
+        """q, k and v of one step, in the case's layout; masked keys and values hold `hidden` if given."""
         g = torch.Generator().manual_seed(self.seed * 16 + step)
         shapes = {
             "q": (self.batch, self.heads, self.queries, self.dim),

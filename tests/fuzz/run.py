@@ -11,9 +11,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
-import torch
-from cases import make
-from checks import call, check, check_repeats
+import torch  # noqa: E402
+from cases import make  # noqa: E402
+from checks import call, check, check_repeats  # noqa: E402
 
 
 def main() -> int:

@@ -15,18 +15,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...errors import BackendError, PlanError
+from ...errors import BackendError, RouteError
 from ...subspace import SHIFT, STEPS
-from ...types import DRIFT_MOST, ExtraKeys, Partition, Route
-from ..backend import Backend, register
-from ..torch_primitives import (
-    ENERGY_LEAST,
-    FEATURE_EPS,
-    FILL_PASSES,
-    LEVERAGE_MOST,
-    RMS_FLOOR,
-    VARIANCE_FLOOR,
-)
+from ...types import MAX_BEND, Partition, ResidualFit, Route, SummaryKeys
+from ..backend import BACKENDS, Backend
+from ..plain.directions import VARIANCE_FLOOR
+from ..plain.grouping import RMS_FLOOR
+from ..plain.residual_fit import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
+from ..plain.routing import FILL_PASSES
 from . import abi
 from .threads import torch_on_one_thread
 
@@ -55,7 +51,7 @@ def _contiguous(partition: Partition) -> Partition:
     """Its result must live in a variable for as long as the library reads it."""
     order, offsets = partition.order.contiguous(), partition.offsets.contiguous()
     if order.dtype != torch.long or offsets.dtype != torch.long:
-        raise PlanError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
+        raise RouteError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
     return Partition(partition.labels, order, offsets)
 
 
@@ -74,10 +70,10 @@ def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-@register
+@BACKENDS.register
 class NativeBackend(Backend):
     name: ClassVar[str] = "native"
-    summary: ClassVar[str] = "fused C++ kernels for the CPU"
+    about: ClassVar[str] = "fused C++ kernels for the CPU"
     priority: ClassVar[int] = 100
     deterministic: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...] | None] = ("cpu",)
@@ -113,7 +109,7 @@ class NativeBackend(Backend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         q, k, v = _rows(q), _rows(k), _rows(v)
@@ -121,10 +117,10 @@ class NativeBackend(Backend):
         lse = torch.empty(q.shape[:-1])
         query, kv, cells = _contiguous(route.query), _contiguous(route.kv), _bytes(route.cells)
         keys = values = weight = basis = origin = curve = slope = None
-        if extra is not None and extra.log_weight.shape[-1]:
-            keys, values, weight = _float(extra.keys), _float(extra.values), _float(extra.log_weight)
-            if extra.drift is not None:
-                drift = extra.drift
+        if summary is not None and summary.log_weight.shape[-1]:
+            keys, values, weight = _float(summary.keys), _float(summary.values), _float(summary.log_weight)
+            if summary.drift is not None:
+                drift = summary.drift
                 basis, origin = _float(drift.basis), _float(drift.origin)
                 curve, slope = _float(drift.curve), _float(drift.slope)
         args = abi.AttendArgs(
@@ -135,7 +131,7 @@ class NativeBackend(Backend):
             basis=_pointer(basis), origin=_pointer(origin), curve=_pointer(curve), slope=_pointer(slope),
             summary_count=0 if weight is None else weight.shape[-1],
             rank=0 if basis is None else basis.shape[-1],
-            scale=scale, max_bend=DRIFT_MOST, dtype=abi.DTYPES[q.dtype], out_dtype=abi.DTYPES[out.dtype],
+            scale=scale, max_bend=MAX_BEND, dtype=abi.DTYPES[q.dtype], out_dtype=abi.DTYPES[out.dtype],
         )  # fmt: skip
         self._run("attend", args)
         return out, lse
@@ -298,23 +294,23 @@ class NativeBackend(Backend):
         self._run("eigh", args)
         return values, vectors.mT
 
-    def fit_repair(
+    def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> ResidualFit:
         x, residual, weights = _float(x), _float(residual), _float(weights)
         *heads, count, dim = x.shape
         rank = min(rank, count, dim) if subspace else dim
         left, right = torch.empty(*heads, dim, rank), torch.empty(*heads, rank, dim)
         bias, left_out = torch.empty(*heads, dim), torch.empty_like(x)
         args = abi.FitArgs(
-            heads=math.prod(heads), rows=count, dim=dim, rank=rank, subspace=int(subspace),
-            ridge=ridge, feature_eps=FEATURE_EPS,
-            max_leverage=LEVERAGE_MOST, min_energy=ENERGY_LEAST, x=x.data_ptr(), residual=residual.data_ptr(),
+            heads=math.prod(heads), rows=count, dim=dim, rank=rank, subspace=int(subspace), ridge=ridge,
+            feature_eps=FEATURE_EPS, max_leverage=MAX_LEVERAGE, min_energy=MIN_ENERGY,
+            x=x.data_ptr(), residual=residual.data_ptr(),
             weights=weights.data_ptr(), left=left.data_ptr(), right=right.data_ptr(), bias=bias.data_ptr(),
             left_out=left_out.data_ptr(),
         )  # fmt: skip
-        self._run("fit_repair", args)
-        return left, right, bias, left_out
+        self._run("fit_residual", args)
+        return ResidualFit(left, right, bias, left_out)
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         turned = y.stride(-1) != 1 and y.stride(-2) == 1  # a transposed view needs no copy

@@ -1,5 +1,5 @@
 // The directions in which both queries and keys vary most, in fp64, one K/V head per task.
-// `residua.execution.torch_primitives.shared_directions` says the same in torch, with the reasons.
+// `residua.execution.plain.shared_directions` says the same in torch, with the reasons.
 #pragma once
 #include "fit.h"
 

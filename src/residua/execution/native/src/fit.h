@@ -1,5 +1,5 @@
 // The paper's probe fit in fp64, a head per task: leading directions of the residuals, then a ridge regression.
-// `residua.execution.torch_primitives.fit_repair` says the same in torch, with the reasons.
+// `residua.execution.plain.residual_fit` says the same in torch, with the reasons.
 #pragma once
 #include "eigen.h"
 #include "moment.h"

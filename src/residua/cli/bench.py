@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from ..bench import sweep as sweeping
 from ..bench.attention import Measurement, Task, measure, write_json
 from ..errors import InputError
 from ..repair import REPAIRS
+from ..synthetic import CONCENTRATIONS
 from .app import app, console, figures, readable_errors, writable
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed against dense attention and the limit.")
@@ -92,6 +94,40 @@ def sweep(
         sweeping.plot([row.to_dict() for row in rows], files[1])
         console.print(_table(rows))
         console.print(f"wrote {files[0]} and {files[1]}")
+
+
+@bench.command(epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")
+def synthetic(
+    tokens: Annotated[int, typer.Option(min=64, help="Video tokens of a call.")] = 8192,
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    repair: RepairName = "anchored",
+    backend: BackendName = "auto",
+) -> None:
+    """Run the operator on broad, medium and sparse synthetic heads and compare it with dense attention."""
+    table = figures(
+        f"repair {repair} against dense attention: {heads} heads x {head_dim}, density {density:g}",
+        "head", "keys of\n95% mass", "dense\nms", "sparse\nms", "cold\nms", "speed\n-up", "density",
+        "error\nmean", "error\np99", "mean, no\nrepair",
+    )  # fmt: skip
+    with readable_errors():
+        base = Task(tokens, heads, head_dim, density, backend=backend, repeats=3, repair=repair)
+        with console.status("measuring ...") as status:
+            for name in CONCENTRATIONS:
+                status.update(f"measuring a {name} head ...")
+                task = replace(base, concentration=name)
+                row, dropped = measure(task), measure(replace(task, repeats=1, repair="none"))
+                table.add_row(
+                    name, f"{task.key_fraction:.1%}", f"{row.dense_ms:.0f}", f"{row.call_ms:.0f}",
+                    f"{row.cold_ms:.0f}", f"{row.speedup:.2f}", f"{row.density:.1%}", f"{row.mean_error:.3f}",
+                    f"{row.p99_error:.3f}", f"{dropped.mean_error:.3f}",
+                )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"{tokens} tokens, backend {row.backend}. Errors are relative to dense attention, per row: the "
+        f"output is an approximation. The speed-up can be {1 / density:.2f}x at most."
+    )
 
 
 @bench.command(epilog="Example:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json")

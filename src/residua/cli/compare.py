@@ -54,16 +54,16 @@ def compare(
 
 def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here: the other commands must not wait for what generation needs.
-    from ..generation import loading, require_packages, sweep
+    from ..generation import loading, require_packages, tradeoff
     from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
     check_folder(given.out, given.force)
-    todo = sweep.settings(
+    todo = tradeoff.settings(
         [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
         words("repairs", given.repairs),
@@ -86,10 +86,10 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     }  # fmt: skip
     with step_bars() as watch:
         # Written after every setting: a long sweep that is stopped keeps what it has.
-        for rows, tokens in sweep.sweep(pipe, given.model, requests, todo, lpips, watch):
-            publish_folder(given.out, sweep.result_files(rows, {**facts, "tokens": tokens}))
+        for rows, tokens in tradeoff.rows_so_far(pipe, given.model, requests, todo, lpips, watch):
+            publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
     table = figures(f"{given.model}: quality against efficiency", "partition, repair", *SHOWN.values())
     for row in rows:
-        table.add_row(row.name, *sweep.cells(row, SHOWN))
+        table.add_row(row.name, *tradeoff.cells(row, SHOWN))
     console.print(table)
-    console.print(f"wrote {', '.join(str(given.out / name) for name in sweep.FILES)}", soft_wrap=True)
+    console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)

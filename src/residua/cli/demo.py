@@ -67,7 +67,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation.loading import MINI, Placement, load
     from ..generation.page import result_files
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
     from .summary import busy, summary
 

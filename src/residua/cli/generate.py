@@ -73,7 +73,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation import loading, require_packages
     from ..generation.comparison import Sparsity, compare
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()

@@ -15,7 +15,7 @@ from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
 from ..diffusers.quality import find_quality
-from ..lab.metrics import Lpips, Quality, quality
+from ..lab.video_quality import Lpips, Quality, quality
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 
@@ -239,7 +239,7 @@ def compare(
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
     baseline = Baseline(_timed(dense_runs), linear_flops) if dense else None
-    return judged(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
+    return _compared(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
 
 
 def against(
@@ -256,7 +256,7 @@ def against(
     with sparsity.accelerate(pipe, profile=False) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
-    return judged(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
+    return _compared(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
 
 
 def dense_baseline(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> Baseline:
@@ -276,7 +276,7 @@ def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> in
     return passes.linear_flops
 
 
-def judged(
+def _compared(
     model: str,
     request: Request,
     sparsity: Sparsity,

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ..config import Config
-from . import figures
-from .analysis import Watch, facts, few
-from .captures import CapturedCall
-from .estimates import FACTOR, estimate_findings, estimate_table, pairs_of
-from .repairs import AS_IT_IS, COMPARED, COMPARISON, DENSITIES, INGREDIENTS, Run, at, measure
-from .report import Finding, Picture, Report
-from .summary import ALL, average, models_of, of, settings_of
-from .tables import Table, pair, share
+from ....config import Config
+from ... import figures
+from ...captures import CapturedCall
+from ...report import Finding, Picture, Report
+from ...tables import Table, pair, share
+from ..common import Watch, facts, few
+from ..estimates.report import estimate_findings, estimate_picture, estimate_table
+from ..results import ALL, average, models_of, of, settings_of
+from .measure import AS_IT_IS, COMPARED, COMPARISON, DENSITIES, INGREDIENTS, Run, at, measure
 
 TITLES = {"none": "none: hard drop", "probe": "probe: the paper's", "tail": "tail", "anchored": "anchored"}
 LONG = 16_384  # tokens from which the fixed cost of a tail is small
@@ -231,10 +231,6 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
         for model in models[:3]
         for place, name in enumerate(("mean", "p99"))
     }
-    scatter = {
-        TITLES[repair]: {model: pairs_of(results, repair, model) for model in models}
-        for repair in ("anchored", "probe")
-    }
     return [
         Picture(
             "repairs", "Error over cost",
@@ -242,11 +238,7 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
             "routing of hard drop and of the paper's method is in it too.",
             figures.curves(panels, "cost, % of dense attention", "row error", log=True),
         ),
-        Picture(
-            "estimates", "What a call says of its error, and what it is",
-            f"A point is one call at one density. Dashed: the same; shaded: within a factor of {FACTOR:g}.",
-            figures.estimate_scatter(scatter, FACTOR),
-        ),
+        estimate_picture(results, models),
     ]  # fmt: skip
 
 

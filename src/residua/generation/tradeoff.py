@@ -14,7 +14,7 @@ from .. import doctor
 from ..config import Config
 from ..diffusers.quality import find_quality
 from ..errors import InputError
-from ..lab.metrics import Lpips
+from ..lab.video_quality import Lpips
 from ..repair import REPAIRS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
 from .run import Request
@@ -112,7 +112,7 @@ def _judging(repairs: Sequence[str], max_errors: Sequence[float]) -> list[str]:
     return found
 
 
-def sweep(
+def rows_so_far(
     pipe: Any,
     model: str,
     requests: Sequence[Request],

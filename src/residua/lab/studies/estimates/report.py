@@ -1,66 +1,22 @@
-"""What a call says of its error, against what it is."""
+"""How good the estimates are: a table, a picture, and verdicts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
+from ... import figures
+from ...report import Finding, Picture
+from ...tables import Table, share
+from ..reconstructions.measure import DENSITIES, Run
+from .measure import ESTIMATING, FACTOR, Spread, pairs_of
 
-from .repairs import COMPARISON, DENSITIES, Run, at
-from .report import Finding
-from .summary import ALL
-from .tables import Table, share
-
-FACTOR = 1.5
 BIAS = 0.1  # an estimate whose median is off by no more than this share is called unbiased
 USUALLY = 0.9  # of the calls
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Of estimate / true error over calls."""
-
-    calls: int
-    low: float  # 5 %
-    median: float
-    high: float  # 95 %
-    within: float  # share of calls within the factor
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> Spread | None:
-        """Of (true, estimated) errors; None if there are none."""
-        if not pairs:
-            return None
-        ratios = torch.tensor([estimate / true for true, estimate in pairs], dtype=torch.float64)
-        low, median, high = ratios.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
-        within = ((ratios <= FACTOR) & (ratios >= 1 / FACTOR)).double().mean()
-        return cls(len(pairs), low, median, high, float(within))
-
-    def __str__(self) -> str:
-        return (
-            f"median of est/true {self.median:.2f}, 5 to 95 %: {self.low:.2f} to {self.high:.2f}; "
-            f"{share(self.within, 0)} of {self.calls} estimates within {FACTOR:g} x"
-        )
-
-
-def pairs_of(
-    results: Sequence[Run], repair: str, model: str = ALL, densities: Sequence[float] = DENSITIES
-) -> list[tuple[float, float]]:
-    """True and estimated mean row error of each call and density; calls without an error are left out."""
-    settings = {at(repair, density) for density in densities}
-    return [
-        (item.mean, item.estimate)
-        for item in results
-        if item.table == COMPARISON and item.setting in settings and model in (ALL, item.model)
-        if item.estimate is not None and item.mean > 0 and math.isfinite(item.mean + item.estimate)
-    ]
-
-
 def estimate_table(results: Sequence[Run]) -> Table:
     rows = []
-    for repair in ("anchored", "probe"):
+    for repair in ESTIMATING:
         for densities in (*((density,) for density in DENSITIES), DENSITIES):
             found = Spread.of(pairs_of(results, repair, densities=densities))
             if found is not None:
@@ -76,8 +32,21 @@ def estimate_table(results: Sequence[Run]) -> Table:
     return Table("Estimated against true error", columns, tuple(rows), note, "anchored, all")
 
 
+def estimate_picture(results: Sequence[Run], models: Sequence[str]) -> Picture:
+    """Estimated over true error, a panel for each method that estimates."""
+    scatter = {
+        title: {model: pairs_of(results, name, model) for model in models}
+        for name, title in ESTIMATING.items()
+    }
+    return Picture(
+        "estimates", "What a call says of its error, and what it is",
+        f"A point is one call at one density. Dashed: the same; shaded: within a factor of {FACTOR:g}.",
+        figures.estimate_scatter(scatter, FACTOR),
+    )  # fmt: skip
+
+
 def estimate_findings(results: Sequence[Run]) -> list[Finding]:
-    ours, paper = (Spread.of(pairs_of(results, repair)) for repair in ("anchored", "probe"))
+    ours, paper = (Spread.of(pairs_of(results, repair)) for repair in ESTIMATING)
     usual = f"Anchored knows its error within a factor of {FACTOR:g} in nine of ten calls"
     fair = f"Its estimate has no bias: the median of est/true is within {share(BIAS, 0)} of 1"
     looser = "Cross-validation over the paper's own probes does not: its estimate is biased or wider"

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from ...errors import InputError
-from ..report import Finding, Picture, Report
-from ..tables import Table, share
-from .base import RIVALS, find
-from .study import Measurement, Refusal, Settings
+from ....errors import InputError
+from ...report import Finding, Picture, Report
+from ...rivals import RIVALS, find
+from ...tables import Table, share
+from .measure import Measurement, Refusal, Settings
 
 PAPER, OURS = "sparsepr", "anchored"
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")

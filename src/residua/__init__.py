@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .accounting import Pairs, Receipt
-from .attention import attention
-from .config import Config
 from .errors import BackendError, InputError, IntegrationError, PlanError, ResiduaError
-from .state import State
-from .types import ExtraKeys, Partition, Route
 
 if TYPE_CHECKING:
+    from .accounting import Pairs, Receipt
+    from .attention import attention
+    from .config import Config
     from .diffusers import accelerate
+    from .state import State
+    from .types import ExtraKeys, Partition, Route
 
 __version__ = "0.1.0"
 
@@ -33,11 +36,37 @@ __all__ = [
     "attention",
 ]
 
+# Public name -> the module that has it. They are imported when somebody asks: torch takes seconds, diffusers
+# more, and `residua --help` needs neither.
+_HOME = {
+    "Config": "config", "ExtraKeys": "types", "Pairs": "accounting", "Partition": "types",
+    "Receipt": "accounting", "Route": "types", "State": "state", "accelerate": "diffusers",
+    "attention": "attention",
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    # diffusers takes seconds to import and is optional: only who asks for it pays for it
-    if name == "accelerate":
-        from .diffusers import accelerate
+    if name not in _HOME:
+        raise AttributeError(f"module 'residua' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
 
-        return accelerate
-    raise AttributeError(f"module 'residua' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+class _Package(ModuleType):
+    """`residua.attention` is the function, although a module of that name is part of the package: importing
+    the module would otherwise put itself in the function's place."""
+
+    @property
+    def attention(self) -> Any:
+        return __getattr__("attention")
+
+    @attention.setter
+    def attention(self, module: ModuleType) -> None:
+        """Called by the import of the module; the function stays."""
+
+
+if not TYPE_CHECKING:
+    sys.modules[__name__].__class__ = _Package

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .app import app, console, figures, readable_errors
+from .app import command, console, figures, readable_errors
 from .options import command_line, numbers, share, words
 
 # What fits a terminal of 80 columns; the files have more.
@@ -19,9 +19,7 @@ SHOWN = {
 PROMPT = "a red circle moving right on a grey background"
 
 
-@app.command(
-    epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs probe,anchored"
-)
+@command(epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs probe,anchored")
 def compare(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
@@ -88,7 +86,9 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         # Written after every setting: a long sweep that is stopped keeps what it has.
         for rows, tokens in tradeoff.rows_so_far(pipe, given.model, requests, todo, lpips, watch):
             publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
-    table = figures(f"{given.model}: quality against efficiency", "partition, repair", *SHOWN.values())
+    unit, rows = tradeoff.in_readable_flops(rows)
+    columns = {**SHOWN, "pflops": unit}.values()
+    table = figures(f"{given.model}: quality against efficiency", "partition, repair", *columns)
     for row in rows:
         table.add_row(row.name, *tradeoff.cells(row, SHOWN))
     console.print(table)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import Config
 from ..errors import InputError
-from .app import app, readable_errors
+from .app import command, readable_errors
 from .options import command_line, words
+
+if TYPE_CHECKING:
+    from ..config import Config
 
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
@@ -27,7 +29,7 @@ Out = Annotated[Path, typer.Option(help="Folder for the report.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")]
 
 
-@app.command(epilog="Example:  residua analyze captures --out residua-analyze")
+@command(epilog="Example:  residua analyze captures --out residua-analyze")
 def analyze(
     context: typer.Context,
     captures: Captures,
@@ -41,12 +43,14 @@ def analyze(
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
     with readable_errors():
+        from ..config import Config
+
         groups = {"query_groups": query_groups, "kv_groups": kv_groups}
         config = Config.paper(density=density, backend=backend, **groups)
         run_study("analyze", context, captures, config, quick, out, force)
 
 
-@app.command(epilog="Example:  residua ablate captures --out residua-ablate")
+@command(epilog="Example:  residua ablate captures --out residua-ablate")
 def ablate(
     context: typer.Context,
     captures: Captures,
@@ -60,12 +64,14 @@ def ablate(
 ) -> None:
     """Measure partition, repair, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
+        from ..config import Config
+
         groups = {"query_groups": query_groups, "kv_groups": kv_groups}
         config = Config.paper(density=density, backend=backend, **groups)
         run_study("ablate", context, captures, config, quick, out, force)
 
 
-@app.command(epilog="Example:  residua repairs captures --out residua-repairs")
+@command(epilog="Example:  residua repairs captures --out residua-repairs")
 def repairs(
     context: typer.Context,
     captures: Captures,
@@ -79,13 +85,13 @@ def repairs(
 ) -> None:
     """Compare the repairs at equal cost, take anchored apart, and check what calls say of their error."""
     with readable_errors():
+        from ..config import Config
+
         config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
         run_study("repairs", context, captures, config, quick, out, force)
 
 
-@app.command(
-    epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,sparsepr --quick"
-)
+@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,sparsepr --quick")
 def rivals(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Captured calls: safetensors, with or without a manifest.")],
@@ -108,6 +114,7 @@ def _rivals(context: typer.Context, given: SimpleNamespace) -> None:
     # imported here: the other commands must not wait for it
     import torch
 
+    from ..config import Config
     from ..generation.files import check_folder
     from ..lab.captures import read_captures
     from ..lab.rivals import find

@@ -144,6 +144,19 @@ class Comparison:
         return {**self.quality.not_measured, **scores}
 
     @property
+    def all_dense(self) -> str | None:
+        """Why nothing was sparse, or None if something was."""
+        total = self.report.total
+        if total.sparse:
+            return None
+        reasons = sorted(total.dense, key=lambda reason: -total.dense[reason])
+        settings = [transformer.settings for transformer in self.report.transformers]
+        least = max((found["min_tokens"] for found in settings), default=0)
+        if 0 < self.tokens < least:
+            return f"{self.tokens:,} tokens < min_tokens {least:,}: all dense"
+        return f"all dense: {', '.join(reasons) or 'no attention call was seen'}"
+
+    @property
     def tokens(self) -> int:
         grids = [grid for transformer in self.report.transformers for grid in transformer.grids]
         return max((t * h * w for t, h, w in grids), default=0)
@@ -174,6 +187,7 @@ class Comparison:
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
             "quality": self.sparsity.quality,
+            "all_dense": self.all_dense,
             "cost": self.cost,
             "density": self.density,
             "density_with_dense": total.density_with_dense,

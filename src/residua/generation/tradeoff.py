@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..lab.video_quality import Lpips
 from ..repair import REPAIRS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
+from .flops import flops_unit
 from .run import Request
 
 FILES = ("compare.md", "compare.json", "compare.png")
@@ -145,23 +146,30 @@ def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]
     return dict(zip(FILES, (markdown(rows, facts).encode(), text.encode(), plot(rows)), strict=True))
 
 
+def in_readable_flops(rows: Sequence[Row]) -> tuple[str, list[Row]]:
+    """The rows with their `pflops` in a unit that can be read, and that unit."""
+    unit, factor = flops_unit(row.pflops for row in rows)
+    return unit, [row if row.pflops is None else replace(row, pflops=factor * row.pflops) for row in rows]
+
+
 def cells(row: Row, columns: Iterable[str] = COLUMNS) -> list[str]:
     values = asdict(row)
     return [_cell(name, values[name]) for name in columns]
 
 
 def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    unit, rows = in_readable_flops(rows)
     lines = [
         f"# {facts['model']}: quality against efficiency",
         "",
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
         f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
         "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
-        "dense attention, with probes, router and tail; PFLOPs of the transformer (self-attention and matrix "
+        "dense attention, with probes, router and tail; FLOPs of the transformer (self-attention and matrix "
         "products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
         "",
-        "| " + " | ".join(COLUMNS.values()) + " |",
+        "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",
         "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
         *("| " + " | ".join(cells(row)) + " |" for row in rows),
         "",

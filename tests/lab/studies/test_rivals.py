@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import run
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
-from residua.cli import app
 from residua.lab.captures import CapturedCall, read_captures
 from residua.lab.rivals import find
 from residua.lab.studies.rivals.measure import Measurement, Settings, measure_all, task_of
@@ -97,23 +96,19 @@ def test_the_paper_is_compared_with_published_methods_and_anchored_with_all():
     assert len(findings([measured(name, error, 0.2, 0.0, 0.2) for name, error in names[:2]])) == 1
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(app, ["rivals", *arguments], env={"COLUMNS": "120"})
-
-
 def test_the_command_writes_a_report_and_never_over_another(captures, tmp_path):
     out = tmp_path / "out"
     chosen = ["--methods", "dense,sta,svg2,pisa,sparsepr", "--density", "0.3", "--groups", "8,16", "--quick"]
-    first = run(str(captures), "--out", str(out), *chosen)
+    first = run("rivals", captures, "--out", str(out), *chosen)
     assert first.exit_code == 0, first.output
     assert "SparsePR" in first.output and "toy, 2 calls: error" in first.output
     assert {path.name for path in out.iterdir()} >= {"report.html", "report.md", "report.json", "rivals.png"}
     found = json.loads((out / "report.json").read_text())
     assert len(found["data"]["measurements"]) == 10
     assert str(tmp_path) not in (out / "report.html").read_text() + (out / "report.md").read_text()
-    second = run(str(captures), "--out", str(out), *chosen)
+    second = run("rivals", captures, "--out", str(out), *chosen)
     assert second.exit_code == 2 and "--force" in second.output
-    assert run(str(captures), "--out", str(out), "--force", *chosen).exit_code == 0
+    assert run("rivals", captures, "--out", str(out), "--force", *chosen).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -127,11 +122,11 @@ def test_the_command_writes_a_report_and_never_over_another(captures, tmp_path):
     ],
 )
 def test_the_command_says_what_is_wrong(captures, tmp_path, arguments, says):
-    found = run(str(captures), "--out", str(tmp_path / "out"), *arguments)
+    found = run("rivals", captures, "--out", str(tmp_path / "out"), *arguments)
     assert found.exit_code == 2 and says in found.output
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_calls_is_refused(tmp_path):
-    found = run(str(tmp_path), "--out", str(tmp_path / "out"))
+    found = run("rivals", tmp_path, "--out", str(tmp_path / "out"))
     assert found.exit_code == 2 and "no captured calls" in found.output

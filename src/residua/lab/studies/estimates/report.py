@@ -21,8 +21,8 @@ def estimate_table(results: Sequence[Run]) -> Table:
             found = Spread.of(pairs_of(results, repair, densities=densities))
             if found is not None:
                 where = share(densities[0], 0) if len(densities) == 1 else "all"
-                figures = [f"{value:.2f}" for value in (found.median, found.low, found.high)]
-                rows.append((f"{repair}, {where}", f"{found.calls}", *figures, share(found.within, 0)))
+                ratios = [f"{value:.2f}" for value in (found.median, found.low, found.high)]
+                rows.append((f"{repair}, {where}", f"{found.calls}", *ratios, share(found.within, 0)))
     note = (
         "The receipt's error over the true mean error of the rows that were not probed. Anchored judges "
         "itself on scattered rows that no fit has seen (it chooses by them, among three). The paper's probes "

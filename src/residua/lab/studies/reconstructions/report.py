@@ -236,7 +236,9 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
             "repairs", "Error over cost",
             "Cost of everything but grouping, as the receipts have it, at the targets of the tables; the "
             "routing of hard drop and of the paper's method is in it too.",
-            figures.curves(panels, "cost, % of dense attention", "row error", log=True),
+            figures.curves(
+                panels, "cost, % of dense attention", "row error", log=True, residua=TITLES["anchored"]
+            ),
         ),
         estimate_picture(results, models),
     ]  # fmt: skip

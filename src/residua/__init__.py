@@ -3,68 +3,85 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
-from .errors import BackendError, InputError, IntegrationError, PlanError, ResiduaError
+from .errors import BackendError, InputError, IntegrationError, ResiduaError, RouteError
 
 if TYPE_CHECKING:
     from .accounting import Pairs, Receipt
     from .attention import attention
     from .config import Config
     from .diffusers import accelerate
+    from .sdpa import sdpa
     from .state import State
-    from .types import ExtraKeys, Partition, Route
+    from .types import Partition, Route, SummaryKeys
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
     "Config",
-    "ExtraKeys",
     "InputError",
     "IntegrationError",
     "Pairs",
     "Partition",
-    "PlanError",
     "Receipt",
     "ResiduaError",
     "Route",
+    "RouteError",
     "State",
+    "SummaryKeys",
     "accelerate",
     "attention",
+    "sdpa",
 ]
 
-# Public name -> the module that has it. They are imported when somebody asks: torch takes seconds, diffusers
-# more, and `residua --help` needs neither.
+logging.getLogger("residua").addHandler(logging.NullHandler())  # silent until the user configures logging
+
+# Public name -> the module that has it, imported when somebody asks: torch takes seconds, diffusers more, and
+# `residua --help` needs neither.
 _HOME = {
-    "Config": "config", "ExtraKeys": "types", "Pairs": "accounting", "Partition": "types",
-    "Receipt": "accounting", "Route": "types", "State": "state", "accelerate": "diffusers",
-    "attention": "attention",
+    "Config": "config", "Pairs": "accounting", "Partition": "types", "Receipt": "accounting",
+    "Route": "types", "State": "state", "SummaryKeys": "types", "accelerate": "diffusers",
+    "attention": "attention", "sdpa": "sdpa",
 }  # fmt: skip
+_RENAMED = {"ExtraKeys": "SummaryKeys", "PlanError": "RouteError"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'residua' has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+def __getattr__(name: str) -> _Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    if name in _RENAMED:
+        raise AttributeError(f"residua.{name} is now called residua.{_RENAMED[name]}")
+    raise AttributeError(f"module 'residua' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-class _Package(ModuleType):
-    """`residua.attention` is the function, although a module of that name is part of the package: importing
-    the module would otherwise put itself in the function's place."""
+class _Package(_ModuleType):
+    """`residua.attention` and `residua.sdpa` are functions, although modules of these names are part of the
+    package: importing such a module would otherwise put it in the function's place."""
 
     @property
-    def attention(self) -> Any:
+    def attention(self) -> _Any:
         return __getattr__("attention")
 
     @attention.setter
-    def attention(self, module: ModuleType) -> None:
+    def attention(self, module: _ModuleType) -> None:
+        """Called by the import of the module; the function stays."""
+
+    @property
+    def sdpa(self) -> _Any:
+        return __getattr__("sdpa")
+
+    @sdpa.setter
+    def sdpa(self, module: _ModuleType) -> None:
         """Called by the import of the module; the function stays."""
 
 

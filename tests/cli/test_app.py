@@ -16,7 +16,7 @@ from command import run
 import residua
 from residua.cli import options
 from residua.cli.app import readable_errors
-from residua.repair import REPAIRS
+from residua.reconstruction import RECONSTRUCTIONS
 from residua.synthetic import CONCENTRATIONS
 
 
@@ -34,7 +34,7 @@ def test_help_needs_no_torch_and_shows_types_in_words():
 
 
 def test_names_that_help_writes_out_are_those_that_exist():
-    assert set(options.REPAIRS) == set(REPAIRS)
+    assert set(options.RECONSTRUCTIONS) == set(RECONSTRUCTIONS)
     assert tuple(CONCENTRATIONS) == options.CONCENTRATIONS
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.errors import BackendError, PlanError
+from residua.errors import BackendError, RouteError
 from residua.execution import native, native_abi
 from residua.execution.backend import Demand
 from residua.execution.native import NativeBackend
@@ -56,7 +56,7 @@ def test_two_python_threads_may_call_at_once():
 def test_a_partition_that_points_outside_is_refused():
     q, k, v, route = make(60, 16)
     route.kv.order[0, 0, 7] = 60
-    with pytest.raises(PlanError, match="from_labels"):
+    with pytest.raises(RouteError, match="from_labels"):
         NativeBackend().attend(q, k, v, route, SCALE)
 
 

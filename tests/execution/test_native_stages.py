@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.errors import PlanError
-from residua.execution import native_abi
-from residua.execution import torch_primitives as plain
+from residua.errors import RouteError
+from residua.execution import native_abi, plain
 from residua.execution.native import NativeBackend
 from residua.types import Partition
 
@@ -149,7 +148,7 @@ def test_gather_rows(isa, dtype):
 
 
 def test_gather_rows_refuses_indices_outside(isa):
-    with pytest.raises(PlanError):
+    with pytest.raises(RouteError):
         NativeBackend(isa).gather_rows(rows(0, 1, 1, 10, 8), torch.full((1, 1, 3), 10))
 
 

@@ -27,7 +27,7 @@ from residua.lab.rivals import (
 )
 from residua.lab.rivals.response import probe_rows
 from residua.lab.studies.rivals.measure import dense_reference
-from residua.metrics import relative_row_error, row_errors
+from residua.row_error import relative_row_error, row_errors
 from residua.synthetic import VideoLike, video_like
 from residua.types import Partition, Route
 

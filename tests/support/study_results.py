@@ -7,8 +7,20 @@ from dataclasses import replace
 from residua.lab.studies.reconstructions.measure import COMPARISON, Run, at
 
 
-def made(repair: str, target: float, mean: float, **changes) -> Run:
+def made(reconstruction: str, target: float, mean: float, **changes) -> Run:
     run = Run(
-        COMPARISON, at(repair, target), "m", "c", mean, 2 * mean, target, target, 4096, target, mean, "", ()
+        COMPARISON,
+        at(reconstruction, target),
+        "m",
+        "c",
+        mean,
+        2 * mean,
+        target,
+        target,
+        4096,
+        target,
+        mean,
+        "",
+        (),
     )
     return replace(run, **changes)

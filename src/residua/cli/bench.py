@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ..errors import InputError
 from .app import PlainGroup, app, command, console, figures, readable_errors, writable
-from .options import CONCENTRATIONS, REPAIRS
+from .options import CONCENTRATIONS, RECONSTRUCTIONS
 
 if TYPE_CHECKING:
     from ..bench.attention import Measurement
@@ -26,7 +26,7 @@ Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
 HeadDim = Annotated[int, typer.Option(min=8, help="Channels of a head.")]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
 BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
-RepairName = Annotated[str, typer.Option(help=f"One of {', '.join(REPAIRS)}.")]
+ReconstructionName = Annotated[str, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the median is reported.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
@@ -41,7 +41,7 @@ def attention(
     density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
     dtype: Dtype = "fp32",
     concentration: Annotated[str, typer.Option(help="broad, medium or sparse heads.")] = "medium",
-    repair: RepairName = "anchored",
+    reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
     repeats: Repeats = 5,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
@@ -53,7 +53,7 @@ def attention(
 
         if json_path is not None:
             writable(json_path, force)
-        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, repair)
+        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
         with console.status("measuring ...") as status:
             row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
         console.print(_table([row]))
@@ -71,7 +71,7 @@ def sweep(
     heads: Heads = 2,
     head_dim: HeadDim = 128,
     dtype: Dtype = "fp32",
-    repair: RepairName = "anchored",
+    reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
     repeats: Repeats = 3,
     out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path(
@@ -86,7 +86,12 @@ def sweep(
 
         files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
         base = Task(
-            heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, repair=repair
+            heads=heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            backend=backend,
+            repeats=repeats,
+            reconstruction=reconstruction,
         )
         todo = sweeping.tasks(base, _numbers(tokens, int, "tokens"), _numbers(densities, float, "densities"))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -109,24 +114,26 @@ def synthetic(
     heads: Heads = 2,
     head_dim: HeadDim = 128,
     density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
-    repair: RepairName = "anchored",
+    reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
 ) -> None:
     """Run the operator on broad, medium and sparse synthetic heads and compare it with dense attention."""
     table = figures(
-        f"repair {repair} against dense attention: {heads} heads x {head_dim}, density {density:g}",
+        f"{reconstruction} against dense attention: {heads} heads x {head_dim}, density {density:g}",
         "head", "keys of\n95% mass", "dense\nms", "sparse\nms", "cold\nms", "speed\n-up", "density",
-        "error\nmean", "error\np99", "mean, no\nrepair",
+        "error\nmean", "error\np99", "mean,\nnone",
     )  # fmt: skip
     with readable_errors():
         from ..bench.attention import Task, measure
 
-        base = Task(tokens, heads, head_dim, density, backend=backend, repeats=3, repair=repair)
+        base = Task(
+            tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction
+        )
         with console.status("measuring ...") as status:
             for name in CONCENTRATIONS:
                 status.update(f"measuring a {name} head ...")
                 task = replace(base, concentration=name)
-                row, dropped = measure(task), measure(replace(task, repeats=1, repair="none"))
+                row, dropped = measure(task), measure(replace(task, repeats=1, reconstruction="none"))
                 table.add_row(
                     name, f"{task.key_fraction:.1%}", f"{row.dense_ms:.0f}", f"{row.call_ms:.0f}",
                     f"{row.cold_ms:.0f}", f"{row.speedup:.2f}", f"{row.density:.1%}", f"{row.mean_error:.3f}",

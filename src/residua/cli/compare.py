@@ -1,4 +1,4 @@
-"""`residua compare`: quality against efficiency over densities, error bounds, partitions and repairs."""
+"""`residua compare`: quality against efficiency, over settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ SHOWN = {
 PROMPT = "a red circle moving right on a grey background"
 
 
-@command(epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs probe,anchored")
+@command(
+    epilog="Example:  residua compare --model mini --densities 0.12,0.22 --reconstructions probe,anchored"
+)
 def compare(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
-    repairs: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
+    reconstructions: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
     max_errors: Annotated[
         str | None, typer.Option(help="Also with these error bounds; may spend the largest of --densities.")
     ] = None,
@@ -64,7 +66,7 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     todo = tradeoff.settings(
         [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
-        words("repairs", given.repairs),
+        words("reconstructions", given.reconstructions),
         Sparsity(
             dense_steps=share("dense-steps", given.dense_steps),
             dense_layers=share("dense-layers", given.dense_layers),
@@ -88,7 +90,7 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
             publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
     unit, rows = tradeoff.in_readable_flops(rows)
     columns = {**SHOWN, "pflops": unit}.values()
-    table = figures(f"{given.model}: quality against efficiency", "partition, repair", *columns)
+    table = figures(f"{given.model}: quality against efficiency", "partition, reconstruction", *columns)
     for row in rows:
         table.add_row(row.name, *tradeoff.cells(row, SHOWN))
     console.print(table)

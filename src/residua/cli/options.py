@@ -10,7 +10,7 @@ import typer
 from ..errors import InputError
 
 # Written out here: the modules that know them take seconds to import, and `--help` must not wait for them.
-REPAIRS = ("anchored", "tail", "probe", "none")
+RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
 CONCENTRATIONS = ("broad", "medium", "sparse")
 
 

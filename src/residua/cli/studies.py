@@ -1,4 +1,4 @@
-"""The studies of captured calls: `residua analyze`, `ablate`, `repairs` and `rivals`."""
+"""The studies of captured calls: `residua analyze`, `ablate`, `reconstructions` and `rivals`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
-REPAIRS = Path("residua-repairs")
+RECONSTRUCTIONS = Path("residua-reconstructions")
 QUICK_CALLS = 4
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
@@ -62,7 +62,7 @@ def ablate(
     out: Out = ABLATION,
     force: Force = False,
 ) -> None:
-    """Measure partition, repair, density, probes and k-means steps (the paper's Tables 2-4)."""
+    """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
         from ..config import Config
 
@@ -71,8 +71,8 @@ def ablate(
         run_study("ablate", context, captures, config, quick, out, force)
 
 
-@command(epilog="Example:  residua repairs captures --out residua-repairs")
-def repairs(
+@command(epilog="Example:  residua reconstructions captures --out residua-reconstructions")
+def reconstructions(
     context: typer.Context,
     captures: Captures,
     density: Annotated[float, typer.Option(help="What the ingredients of anchored may cost.")] = 0.22,
@@ -80,15 +80,15 @@ def repairs(
     kv_groups: Groups = None,
     backend: BackendName = "auto",
     quick: Quick = False,
-    out: Out = REPAIRS,
+    out: Out = RECONSTRUCTIONS,
     force: Force = False,
 ) -> None:
-    """Compare the repairs at equal cost, take anchored apart, and check what calls say of their error."""
+    """Compare the reconstructions at equal cost, take anchored apart, check what calls say of their error."""
     with readable_errors():
         from ..config import Config
 
         config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
-        run_study("repairs", context, captures, config, quick, out, force)
+        run_study("reconstructions", context, captures, config, quick, out, force)
 
 
 @command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,sparsepr --quick")
@@ -156,11 +156,11 @@ def run_study(
     from ..lab.captures import read_captures
     from ..lab.studies.ablations.report import ablate as ablation
     from ..lab.studies.diagnostics.report import analyze as analysis
-    from ..lab.studies.reconstructions.report import compare_repairs
+    from ..lab.studies.reconstructions.report import compare_reconstructions
     from .lab_progress import call_bar, publish
 
-    study = {"analyze": analysis, "ablate": ablation, "repairs": compare_repairs}[name]
-    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, REPAIRS))
+    study = {"analyze": analysis, "ablate": ablation, "reconstructions": compare_reconstructions}[name]
+    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, RECONSTRUCTIONS))
     calls = read_captures(captures)
     with call_bar() as watch:
         report = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch)

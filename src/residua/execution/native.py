@@ -15,12 +15,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import BackendError, PlanError
-from ..types import DRIFT_MOST, ExtraKeys, Partition, Route
+from ..errors import BackendError, RouteError
+from ..types import MAX_BEND, Partition, ResidualFit, Route, SummaryKeys
 from . import native_abi as abi
-from .backend import Backend, register
+from .backend import BACKENDS, Backend
 from .own_threads import torch_on_one_thread
-from .torch_primitives import ENERGY_LEAST, FEATURE_EPS, FILL_PASSES, LEVERAGE_MOST, RMS_FLOOR
+from .plain.grouping import RMS_FLOOR
+from .plain.residual_fit import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
+from .plain.routing import FILL_PASSES
 
 ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
 ROW_CHUNK = 2048  # keys of such a chunk, at least
@@ -47,7 +49,7 @@ def _contiguous(partition: Partition) -> Partition:
     """Its result must live in a variable for as long as the library reads it."""
     order, offsets = partition.order.contiguous(), partition.offsets.contiguous()
     if order.dtype != torch.long or offsets.dtype != torch.long:
-        raise PlanError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
+        raise RouteError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
     return Partition(partition.labels, order, offsets)
 
 
@@ -64,10 +66,10 @@ def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-@register
+@BACKENDS.register
 class NativeBackend(Backend):
     name: ClassVar[str] = "native"
-    summary: ClassVar[str] = "fused C++ kernels for the CPU"
+    about: ClassVar[str] = "fused C++ kernels for the CPU"
     priority: ClassVar[int] = 100
     deterministic: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...] | None] = ("cpu",)
@@ -103,7 +105,7 @@ class NativeBackend(Backend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         q, k, v = _rows(q), _rows(k), _rows(v)
@@ -111,10 +113,10 @@ class NativeBackend(Backend):
         lse = torch.empty(q.shape[:-1])
         query, kv, cells = _contiguous(route.query), _contiguous(route.kv), _bytes(route.cells)
         keys = values = weight = basis = origin = curve = slope = None
-        if extra is not None and extra.log_weight.shape[-1]:
-            keys, values, weight = _float(extra.keys), _float(extra.values), _float(extra.log_weight)
-            if extra.drift is not None:
-                drift = extra.drift
+        if summary is not None and summary.log_weight.shape[-1]:
+            keys, values, weight = _float(summary.keys), _float(summary.values), _float(summary.log_weight)
+            if summary.drift is not None:
+                drift = summary.drift
                 basis, origin = _float(drift.basis), _float(drift.origin)
                 curve, slope = _float(drift.curve), _float(drift.slope)
         args = abi.AttendArgs(
@@ -123,7 +125,7 @@ class NativeBackend(Backend):
             lse.data_ptr(), _pointer(cells), _pointer(keys), _pointer(values), _pointer(weight),
             _pointer(basis), _pointer(origin), _pointer(curve), _pointer(slope),
             0 if weight is None else weight.shape[-1], 0 if basis is None else basis.shape[-1],
-            scale, DRIFT_MOST, abi.DTYPES[q.dtype], abi.DTYPES[out.dtype],
+            scale, MAX_BEND, abi.DTYPES[q.dtype], abi.DTYPES[out.dtype],
         )  # fmt: skip
         self._run("attend", args)
         return out, lse
@@ -282,23 +284,23 @@ class NativeBackend(Backend):
         self._run("eigh", args)
         return values, vectors.mT
 
-    def fit_repair(
+    def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> ResidualFit:
         if not subspace:
-            return super().fit_repair(x, residual, weights, rank, ridge, subspace)
+            return super().fit_residual(x, residual, weights, rank, ridge, subspace)
         x, residual, weights = _float(x), _float(residual), _float(weights)
         *heads, count, dim = x.shape
         rank = min(rank, count, dim)
         left, right = torch.empty(*heads, dim, rank), torch.empty(*heads, rank, dim)
         bias, left_out = torch.empty(*heads, dim), torch.empty_like(x)
         args = abi.FitArgs(
-            math.prod(heads), count, dim, rank, ridge, FEATURE_EPS, LEVERAGE_MOST, ENERGY_LEAST,
+            math.prod(heads), count, dim, rank, ridge, FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY,
             x.data_ptr(), residual.data_ptr(), weights.data_ptr(), left.data_ptr(), right.data_ptr(),
             bias.data_ptr(), left_out.data_ptr(),
         )  # fmt: skip
-        self._run("fit_repair", args)
-        return left, right, bias, left_out
+        self._run("fit_residual", args)
+        return ResidualFit(left, right, bias, left_out)
 
     def only_finite(self, x: Tensor) -> Tensor:
         x, finite = _float(x), c_int32()

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import BackendError, PlanError
+from ..errors import BackendError, RouteError
 from .own_threads import threads
 
 ABI_VERSION = 3
@@ -270,7 +270,7 @@ class Library:
         if status == 1:
             raise MemoryError(f"native {name}: no memory for a thread's scratch space")
         if status == 2:
-            raise PlanError(
+            raise RouteError(
                 f"native {name}: a partition contradicts itself; offsets must ascend from 0 to at most N, "
                 "indices lie in 0..N-1 and slots in -1..T-1. Build it with Partition.from_labels"
             )

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import InputError
-from ..inputs import judge
+from ..inputs import validate
 from ..types import Call
 
 MANIFEST = "manifest.json"
@@ -78,8 +78,10 @@ class CapturedCall:
         return tuple(x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
 
     def call(self) -> Call:
-        """The loaded tensors, judged, with text tokens pinned."""
-        return judge(*self.load(), scale=self.scale, pinned_keys=self.text, exact_queries=self.text_queries)
+        """The loaded tensors, validated, with text tokens pinned."""
+        return validate(
+            *self.load(), scale=self.scale, pinned_keys=self.text, exact_queries=self.text_queries
+        )
 
 
 def read_captures(folder: str | Path) -> list[CapturedCall]:

@@ -1,5 +1,5 @@
 // The repair's fit in fp64, one head per task: leading directions of the residuals, then a ridge regression.
-// `residua.execution.torch_primitives.fit_repair` says the same in torch, with the reasons.
+// `residua.execution.torch_primitives.fit_residual` says the same in torch, with the reasons.
 #pragma once
 #include "eigen.h"
 #include "moment.h"

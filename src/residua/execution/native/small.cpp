@@ -153,7 +153,7 @@ RESIDUA_EXPORT int32_t residua_eigh(const EigenArgs* a, int32_t isa, int32_t thr
   });
 }
 
-RESIDUA_EXPORT int32_t residua_fit_repair(const FitArgs* a, int32_t isa, int32_t threads) {
+RESIDUA_EXPORT int32_t residua_fit_residual(const FitArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
     return parallel(threads, a->heads, kernels.fit_scratch(*a),
                     [&](int64_t head, void* scratch) { kernels.fit(*a, head, scratch); });

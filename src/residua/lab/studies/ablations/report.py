@@ -26,8 +26,8 @@ def ablate(
     results = measure(chosen, config, quick, watch)
     return Report(
         title="Ablations of SparsePR on captured attention",
-        lead="Partition and repair apart and together, at several densities; which rows are probed, how "
-        "many, and what is fitted to them.",
+        lead="Partition and reconstruction apart and together, at several densities; which rows are probed, "
+        "how many, and what is fitted to them.",
         command=command,
         tables=ablation_tables(results),
         pictures=pictures(results, config.density),
@@ -39,7 +39,7 @@ def ablate(
 
 def pictures(results: Sequence[Result], density: float) -> list[Picture]:
     models = models_of(results)
-    settings = [ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE, ab.SEMANTIC_REPAIRED, ab.SPARSEPR]
+    settings = [ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE, ab.SEMANTIC_RECONSTRUCTED, ab.SPARSEPR]
     kinds = {"mean": 0, "p99": 1}
     groups = {
         f"{kind} of the row error": {
@@ -64,7 +64,7 @@ def pictures(results: Sequence[Result], density: float) -> list[Picture]:
     }
     return [
         Picture(
-            "partition", "Partition and repair", "Row error, unprobed rows, same routed pairs.",
+            "partition", "Partition and reconstruction", "Row error, unprobed rows, same routed pairs.",
             figures.bars(groups, "row error", ab.SPARSEPR),
         ),
         Picture(
@@ -101,7 +101,7 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
     unprobed = "Mean / p99 of the relative row error, rows that no variant probed, averaged over calls."
     tables = [
         by_model(
-            results, ab.PARTITION_TABLE, "Partition and repair (Table 2)", "configuration",
+            results, ab.PARTITION_TABLE, "Partition and reconstruction (Table 2)", "configuration",
             f"{unprobed} Same routed pairs everywhere; probe rows and weights are those of the "
             "response-coupled groups except where a row says otherwise.", ab.SPARSEPR,
         ),
@@ -112,7 +112,7 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
         ),
         by_model(results, ab.COUNT_TABLE, "Probe rows", "probes", f"{unprobed} Same route."),
         by_model(
-            results, ab.RANK_TABLE, "Directions of the repair", "rank", f"{unprobed} Same route and probes."
+            results, ab.RANK_TABLE, "Directions of the fit", "rank", f"{unprobed} Same route and probes."
         ),
         by_model(
             results, ab.ITERATION_TABLE, "K-means steps", "start, steps",
@@ -130,7 +130,7 @@ def ablation_findings(results: Sequence[Result]) -> list[Finding]:
         compared(
             results, first, ab.RESPONSE, ab.SEMANTIC, "Response-coupled groups lower the hard-drop error"
         ),
-        compared(results, first, ab.SPARSEPR, ab.SEMANTIC_REPAIRED, "They also help with a repair"),
+        compared(results, first, ab.SPARSEPR, ab.SEMANTIC_RECONSTRUCTED, "They also help a reconstruction"),
         _larger_gain(results),
         compared(results, ab.PROBE_TABLE, ab.STRATIFIED, ab.RANDOM, "Stratified probes beat random ones"),
         compared(
@@ -146,15 +146,18 @@ def ablation_findings(results: Sequence[Result]) -> list[Finding]:
 
 
 def _larger_gain(results: Sequence[Result]) -> Finding:
-    claim = "Probe repair is the larger gain of the two"
+    claim = "Probe reconstruction is the larger gain of the two"
     hard = of(results, ab.PARTITION_TABLE, ab.SEMANTIC)
     if not hard:
         return Finding(claim, None, "no such calls")
     start = average(hard)[0]
     partition = start - average(of(results, ab.PARTITION_TABLE, ab.RESPONSE))[0]
-    repair = start - average(of(results, ab.PARTITION_TABLE, ab.SEMANTIC_REPAIRED))[0]
-    evidence = f"mean error {start:.4f}: partition alone takes off {partition:.4f}, repair alone {repair:.4f}"
-    return Finding(claim, repair > partition, evidence)
+    reconstruction = start - average(of(results, ab.PARTITION_TABLE, ab.SEMANTIC_RECONSTRUCTED))[0]
+    evidence = (
+        f"mean error {start:.4f}: partition alone takes off {partition:.4f}, "
+        f"reconstruction alone {reconstruction:.4f}"
+    )
+    return Finding(claim, reconstruction > partition, evidence)
 
 
 def _everywhere(results: Sequence[Result]) -> Finding:

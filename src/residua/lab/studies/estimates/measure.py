@@ -44,10 +44,10 @@ class Spread:
 
 
 def pairs_of(
-    results: Sequence[Run], repair: str, model: str = ALL, densities: Sequence[float] = DENSITIES
+    results: Sequence[Run], reconstruction: str, model: str = ALL, densities: Sequence[float] = DENSITIES
 ) -> list[tuple[float, float]]:
     """True and estimated mean row error of each call and density; calls without an error are left out."""
-    settings = {at(repair, density) for density in densities}
+    settings = {at(reconstruction, density) for density in densities}
     return [
         (item.mean, item.estimate)
         for item in results

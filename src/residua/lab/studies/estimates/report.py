@@ -16,17 +16,17 @@ USUALLY = 0.9  # of the calls
 
 def estimate_table(results: Sequence[Run]) -> Table:
     rows = []
-    for repair in ESTIMATING:
+    for reconstruction in ESTIMATING:
         for densities in (*((density,) for density in DENSITIES), DENSITIES):
-            found = Spread.of(pairs_of(results, repair, densities=densities))
+            found = Spread.of(pairs_of(results, reconstruction, densities=densities))
             if found is not None:
                 where = share(densities[0], 0) if len(densities) == 1 else "all"
                 ratios = [f"{value:.2f}" for value in (found.median, found.low, found.high)]
-                rows.append((f"{repair}, {where}", f"{found.calls}", *ratios, share(found.within, 0)))
+                rows.append((f"{reconstruction}, {where}", f"{found.calls}", *ratios, share(found.within, 0)))
     note = (
-        "The receipt's error over the true mean error of the rows that were not probed. Anchored judges "
+        "The receipt's error over the true mean error of the rows that were not probed. Anchored checks "
         "itself on scattered rows that no fit has seen (it chooses by them, among three). The paper's probes "
-        "lie near the middle of their groups, and it is fitted to them: each is judged by the fit without it."
+        "lie near the middle of their groups, and it is fitted to them: the fit without it predicts each."
     )
     columns = ("estimate", "estimates", "median est/true", "5 %", "95 %", f"within {FACTOR:g} x")
     return Table("Estimated against true error", columns, tuple(rows), note, "anchored, all")
@@ -46,7 +46,7 @@ def estimate_picture(results: Sequence[Run], models: Sequence[str]) -> Picture:
 
 
 def estimate_findings(results: Sequence[Run]) -> list[Finding]:
-    ours, paper = (Spread.of(pairs_of(results, repair)) for repair in ESTIMATING)
+    ours, paper = (Spread.of(pairs_of(results, reconstruction)) for reconstruction in ESTIMATING)
     usual = f"Anchored knows its error within a factor of {FACTOR:g} in nine of ten calls"
     fair = f"Its estimate has no bias: the median of est/true is within {share(BIAS, 0)} of 1"
     looser = "Cross-validation over the paper's own probes does not: its estimate is biased or wider"

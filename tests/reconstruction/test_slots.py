@@ -12,14 +12,14 @@ from making import grouping_of, partition, random_cells
 from oracle import qkv
 
 from residua.execution.backend import Backend
-from residua.inputs import judge
-from residua.repair.slots import assign_slots, neighbours
+from residua.inputs import validate
+from residua.reconstruction.slots import assign_slots, neighbours
 from residua.routing import cell_scores
 
 
 def made(seed, heads, kv_heads, cq, ck, keep, single, merged, wanted=None):
     q, k, v = qkv(2, heads, kv_heads, 30, 40, 4, seed=seed)
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     generator = torch.Generator().manual_seed(seed)
     query = partition(torch.randint(0, cq, (2, heads, 30), generator=generator), cq)
     kv = partition(torch.randint(-1, ck, (2, kv_heads, 40), generator=generator), ck)
@@ -102,7 +102,7 @@ def test_merged_slots_hold_neighbours():
     q, k, v = qkv(1, 1, 1, 30, 60, 4)
     k = k.clone()
     k[..., 0] = 100.0 * (torch.arange(60) % 12 // 4)  # groups 0-3, 4-7 and 8-11 lie together
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     query, kv = (
         partition((torch.arange(30) % 3).view(1, 1, 30)),
         partition((torch.arange(60) % 12).view(1, 1, 60)),

@@ -8,21 +8,21 @@ from torch import Tensor
 
 from ..execution.backend import Backend
 from ..subspace import leading_basis
-from ..types import Call, Drift, ExtraKeys, Grouping, Partition
+from ..types import Call, Drift, Grouping, Partition, SummaryKeys
 from .slots import Slots
 
 SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
 FLOOR = 1e-4  # of the mean variance of the keys, so that their covariance can be inverted
 
 
-def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> ExtraKeys:
+def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> SummaryKeys:
     """One extra key per slot that is exact at the anchor, to first order around it."""
     anchors = grouping.anchors
     keys, values = backend.slot_means(
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale
     )
     weight = slots.log_mass - call.scale * (anchors[..., None, :] @ keys.mT)[..., 0, :]
-    return ExtraKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
+    return SummaryKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
 
 
 def drift(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> Drift:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .types import Probes
+
 
 def relative_row_error(out: Tensor, dense: Tensor) -> Tensor:
     """|out - dense| / |dense| for every row.  # [..., N, Dv] -> [..., N] fp32"""
@@ -27,3 +29,18 @@ def row_errors(out: Tensor, dense: Tensor, leave_out: Tensor | None = None) -> t
 def frobenius_error(out: Tensor, dense: Tensor) -> float:
     """|out - dense| / |dense| over everything."""
     return float((out.float() - dense.float()).norm() / dense.float().norm().clamp(min=1e-30))
+
+
+def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
+    """Mean relative error of the probe rows, each counted for as many rows as it stands for.
+
+    Args:
+        missed: [B, H, M, Dv], what the rows are off by.
+        probes: The rows, with their exact outputs and weights.
+
+    Returns:
+        [B, H] fp32.
+    """
+    tiny = torch.finfo(torch.float32).tiny
+    error = missed.norm(dim=-1) / probes.exact.norm(dim=-1).clamp(min=tiny)  # [B, H, M]
+    return (error * probes.weights).sum(-1) / probes.weights.sum(-1).clamp(min=tiny)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from oracle import normal
 
-from residua.metrics import frobenius_error, relative_row_error, row_errors
+from residua.row_error import frobenius_error, relative_row_error, row_errors
 
 
 def test_rows_mean_and_percentile_against_numpy():

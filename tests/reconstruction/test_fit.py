@@ -10,12 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import closed_form, normal, predicted
 
-from residua import repair as repairing
 from residua.execution.backend import Backend
-from residua.repair import estimate_error, fit
-from residua.types import Probes
+from residua.reconstruction.probe import apply_fit, estimate_error
+from residua.types import Probes, ResidualFit
 
 SHAPES = [(40, 12), (12, 40), (20, 20)]  # more probes than channels, fewer, as many
+
+
+def fit(x, residual, weights, rank, ridge, subspace=True):
+    return Backend().fit_residual(x, residual, weights, rank, ridge, subspace)
 
 
 def problem(probes, dim, seed=0):
@@ -175,7 +178,7 @@ def test_apply_corrects_rows_and_puts_probes_in_place(dtype):
     wanted = (wanted + found.bias.double()[:, :, None]).scatter(
         2, probes.rows[..., None].expand_as(exact), exact.double()
     )
-    applied = repairing.apply(out.clone(), found, probes, dtype, Backend())
+    applied = apply_fit(out.clone(), found, probes, dtype, Backend())
     assert applied.dtype == dtype
     assert torch.allclose(applied.double(), wanted, rtol=4 * torch.finfo(dtype).eps, atol=1e-5)
     placed = torch.take_along_dim(applied, probes.rows[..., None], 2)
@@ -187,9 +190,9 @@ def test_a_correction_never_leaves_the_range_of_fp16():
     out = torch.full((1, 1, 4, 2), 65504.0)
     out[0, 0, 1, 0] = torch.inf
     left, right, bias = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 1, 2), torch.tensor([[[900.0, -9e9]]])
-    found = repairing.Fit(left, right, bias, torch.zeros(1, 1, 1, 2))
+    found = ResidualFit(left, right, bias, torch.zeros(1, 1, 1, 2))
     probes = Probes(torch.tensor([[[3]]]), torch.ones(1, 1, 1), torch.ones(1, 1, 1, 2))
-    applied = repairing.apply(out, found, probes, torch.float16, Backend())
+    applied = apply_fit(out, found, probes, torch.float16, Backend())
     assert applied[0, 0, 0].tolist() == [65504.0, -65504.0]
     assert not torch.isfinite(applied[0, 0, 1, 0])
     assert applied[0, 0, 3].tolist() == [1.0, 1.0]

@@ -11,7 +11,7 @@ import torch
 from .types import Timings
 
 
-class Clock:
+class Stopwatch:
     """Time per stage when asked for; otherwise free of cost and of device synchronisation."""
 
     def __init__(self, enabled: bool, device: torch.device) -> None:

@@ -13,11 +13,11 @@ from oracle import masked_attention, normal, qkv, small, worst
 from residua import Route, attention
 from residua.execution import backends
 from residua.execution.backend import Backend
-from residua.inputs import judge
-from residua.repair.centroids import centroid_mass, merge
-from residua.repair.expansion import directions, expand
-from residua.repair.slots import assign_slots
-from residua.routing import cell_scores
+from residua.inputs import validate
+from residua.reconstruction.expansion import directions, expand
+from residua.reconstruction.slots import assign_slots
+from residua.reconstruction.tail import merge_centroids
+from residua.routing import cell_scores, centroid_mass
 
 CQ, CK = 5, 9
 EVERY = torch.ones(2, 4, dtype=torch.bool)
@@ -34,7 +34,7 @@ def at_their_anchors(kv_heads=4, padding=False, pinned=False):
         keys[..., 60:75] = CK  # a group of its own, kept by all
     if padding:
         keys = torch.where(mask[:, None], keys, -1)
-    call = judge(q, k, v, key_mask=mask, pinned_keys=(60, 75) if pinned else None)
+    call = validate(q, k, v, key_mask=mask, pinned_keys=(60, 75) if pinned else None)
     kv = partition(keys, CK + pinned)
     return call, grouping_of(call, partition(labels, CQ), kv, int(pinned))
 
@@ -71,12 +71,17 @@ def test_a_row_at_its_anchor_gets_the_dense_output(backend, kv_heads, padding, p
 
 
 @pytest.mark.parametrize("spans", [{}, {"pinned_keys": (100, 120), "exact_queries": (0, 9)}])
-@pytest.mark.parametrize("tail_slots", [4, 16])
-def test_a_whole_call_of_equal_rows_is_dense(spans, tail_slots):
+@pytest.mark.parametrize("summary_slots", [4, 16])
+def test_a_whole_call_of_equal_rows_is_dense(spans, summary_slots):
     q, k, v = qkv(1, 4, 2, 300, 300, 16)
     q = q[:, :, :1].expand(q.shape)
     out, receipt = attention(
-        q, k, v, small(query_groups=1, tail_slots=tail_slots, drift_rank=4), **spans, return_receipt=True
+        q,
+        k,
+        v,
+        small(query_groups=1, summary_slots=summary_slots, drift_rank=4),
+        **spans,
+        return_receipt=True,
     )
     assert worst(out, masked_attention(q, k, v)[0]) < 1e-5
     assert receipt.density < 0.3 and receipt.chosen["plain"] == 0 and receipt.error < 1e-5
@@ -94,7 +99,7 @@ def scattered(eps, anchor, keys, groups, seed=0):
     )
     labels = torch.arange(keys) % (groups + 1)
     k[labels > 0] += 3 * normal(groups, dim, seed=seed + 5, dtype=torch.float64)[labels[labels > 0] - 1]
-    call = judge(q[None, None], k[None, None], v[None, None], scale=0.5)
+    call = validate(q[None, None], k[None, None], v[None, None], scale=0.5)
     grouping = grouping_of(
         call, partition(torch.zeros(1, 1, 40, dtype=torch.long)), partition(labels.view(1, 1, -1))
     )
@@ -162,7 +167,7 @@ def test_several_slots_share_their_drift_by_mass():
 def test_coordinates_of_full_rank_keep_every_product(kv_heads, padding):
     call, grouping = at_their_anchors(kv_heads, padding)
     q = call.q + normal(*call.q.shape, seed=9)
-    call = judge(q, call.k, call.v, key_mask=call.key_mask)
+    call = validate(q, call.k, call.v, key_mask=call.key_mask)
     grouping = grouping_of(call, grouping.query, grouping.kv)
     to_query, to_key = (x.double() for x in directions(call, grouping, 8, Backend()))
     for b in range(2):
@@ -185,7 +190,7 @@ def test_few_coordinates_hold_the_directions_in_which_both_vary():
     q, k = torch.zeros(1, 1, 400, 6), torch.zeros(1, 1, 400, 6)
     q[..., :2], k[..., 1:3] = normal(400, 2), normal(400, 2, seed=1)
     k = k + 1e-3 * normal(*k.shape, seed=2)
-    call = judge(q, k, k)
+    call = validate(q, k, k)
     one = partition(torch.zeros(1, 1, 400, dtype=torch.long))
     grouping = grouping_of(call, one, one)
     to_query, to_key = directions(call, grouping, 1, Backend())
@@ -200,10 +205,10 @@ def test_padding_does_not_turn_the_directions():
     hidden = ~call.key_mask[:, None, :, None]
     found = []
     for value in (0.0, 1e6, math.nan):
-        dirty = judge(call.q, torch.where(hidden, value, call.k), call.v, key_mask=call.key_mask)
+        dirty = validate(call.q, torch.where(hidden, value, call.k), call.v, key_mask=call.key_mask)
         found.append(directions(dirty, grouping_of(dirty, grouping.query, grouping.kv), 3, Backend()))
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
-    short = judge(call.q[1:], call.k[1:, :, :71], call.v[1:, :, :71])
+    short = validate(call.q[1:], call.k[1:, :, :71], call.v[1:, :, :71])
     cut = grouping_of(
         short, partition(grouping.query.labels[1:], CQ), partition(grouping.kv.labels[1:, :, :71], CK)
     )
@@ -217,7 +222,7 @@ def test_a_kept_group_that_is_not_finite_does_not_reach_the_drift_of_the_others(
     k, v = call.k.clone(), call.v.clone()
     bad = int((grouping.kv.labels[0, 0] == 3).nonzero()[0])
     k[0, 0, bad, 1], v[0, 0, bad, 2] = value, value
-    call = judge(call.q, k, v)
+    call = validate(call.q, k, v)
     grouping = grouping_of(call, grouping.query, grouping.kv)
     route = random_cells(grouping, 4, 0.4)
     route.cells[..., 3] = True
@@ -239,14 +244,14 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     q, k, v = qkv(1, 2, 1, 40, 60, 8, dtype=torch.float32)
     labels = (torch.arange(60) % 6).view(1, 1, 60)
     k = k[:, :, labels[0, 0]]
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     query = partition((torch.arange(40) % 4).expand(1, 2, 40))
     grouping = grouping_of(call, query, partition(labels))
     route = random_cells(grouping, 2, 0.3, seed=1)
     mass = centroid_mass(call, grouping)
     assert torch.allclose(mass, cell_scores(call, grouping, "mass", Backend()), atol=1e-4)
     slots = assign_slots(route, grouping, mass, 6, 0, torch.ones(1, 2, dtype=torch.bool), Backend())
-    tail = merge(call, grouping, slots, mass, Backend())
+    tail = merge_centroids(call, grouping, slots, mass, Backend())
     on = tail.log_weight > -math.inf
     assert torch.allclose(tail.log_weight[on], torch.tensor(math.log(10)), atol=1e-4)
     out, _ = backends()["portable"].attend(q, k, v, route, call.scale, tail)
@@ -259,9 +264,9 @@ def test_the_simple_tail_in_pieces(monkeypatch):
     route = random_cells(grouping, 4, 0.3, seed=1)
     mass = centroid_mass(call, grouping)
     slots = assign_slots(route, grouping, mass, 2, 2, EVERY, Backend())
-    whole = merge(call, grouping, slots, mass, Backend())
-    monkeypatch.setattr("residua.repair.centroids.CHUNK_BYTES", 1)
-    pieces = merge(call, grouping, slots, mass, Backend())
+    whole = merge_centroids(call, grouping, slots, mass, Backend())
+    monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 1)
+    pieces = merge_centroids(call, grouping, slots, mass, Backend())
     for name in ("keys", "values", "log_weight"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
     means = Backend().group_means(call.v, grouping.kv).double()

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from oracle import masked_attention, normal, qkv, small, worst
 
 from residua import Config, InputError, State, attention
-from residua.control import POWER, SHARE, STEP, next_budget, share_out
+from residua.budget import bounded
+from residua.budget.balanced import share_out
+from residua.budget.bounded import MAX_STEP, POWER, SHARE
 
 DENSITY = 0.6
 
@@ -56,11 +58,11 @@ def test_under_a_bound_a_budget_follows_the_error_at_the_ceiling(seed, bound):
     config = small(density=0.5, max_error=bound)
     spent, error = budgets(1, 5, seed=seed, high=0.5), budgets(1, 5, seed=seed + 1, low=1e-4)
     dense, least = torch.zeros(1, 5, dtype=torch.bool), torch.tensor(0.01).double()
-    found = next_budget(config, spent, error, dense, least)
+    found = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
     assert ((found <= 0.5) & (found >= 0.01)).all()
     ratio = found / spent
-    assert ((ratio <= STEP + 1e-9) & (ratio >= 1 / STEP - 1e-9)).all()
-    inside = (found > 0.01) & (found < 0.5) & (ratio < STEP - 1e-6) & (ratio > 1 / STEP + 1e-6)
+    assert ((ratio <= MAX_STEP + 1e-9) & (ratio >= 1 / MAX_STEP - 1e-9)).all()
+    inside = (found > 0.01) & (found < 0.5) & (ratio < MAX_STEP - 1e-6) & (ratio > 1 / MAX_STEP + 1e-6)
     at_ceiling = error * (spent / 0.5) ** POWER
     assert torch.allclose(found[inside], 0.5 * (at_ceiling[inside] / bound) ** SHARE)
     # and if the error does fall with that power, the bound holds
@@ -74,7 +76,7 @@ def test_under_a_bound_a_steady_head_settles(at_ceiling):
     spent = torch.full((1, 1), 0.5).double()
     for _ in range(12):
         error = at_ceiling * (0.5 / spent) ** POWER
-        spent = next_budget(config, spent, error, dense, least)
+        spent = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
     assert float(spent) == pytest.approx(0.5 * (at_ceiling / 0.05) ** SHARE)
     assert float(at_ceiling * (0.5 / spent) ** POWER) <= 0.05 * (1 + 1e-9)
 
@@ -83,8 +85,9 @@ def test_dense_heads_keep_the_ceiling_and_nan_asks_for_more():
     config = small(density=0.5, max_error=0.1)
     error = torch.tensor([[0.0, float("nan"), float("inf")]])
     dense, least = torch.tensor([[True, False, False]]), torch.tensor(0.01).double()
-    found = next_budget(config, torch.full((1, 3), 0.1).double(), error, dense, least)
-    assert found.tolist() == [pytest.approx([0.5, 0.1 * STEP, 0.1 * STEP])]
+    spent = torch.full((1, 3), 0.1).double()
+    found = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
+    assert found.tolist() == [pytest.approx([0.5, 0.1 * MAX_STEP, 0.1 * MAX_STEP])]
 
 
 def test_the_error_settles_below_the_bound_and_easy_heads_spend_less():
@@ -122,7 +125,7 @@ def test_a_bound_that_everything_meets_is_cheap():
     _, receipts = run(small(density=DENSITY, max_error=1.0), 8, call=lambda step: qkv(heads=3, queries=400))
     assert receipts[-1].cost < 0.6 * receipts[0].cost  # a fourth root: never all of what could be saved
     floor = [receipt.cost for receipt in receipts[-2:]]
-    assert floor[0] == pytest.approx(floor[1], rel=0.2)  # what the repair needs is where it ends
+    assert floor[0] == pytest.approx(floor[1], rel=0.2)  # what the reconstruction needs is where it ends
     assert receipts[-1].chosen["dense"] == 0
 
 
@@ -165,7 +168,7 @@ def test_reset_forgets_what_was_learned(settings):
 
 
 @pytest.mark.parametrize(
-    "change", [{"density": 0.5}, {"max_error": 0.2}, {"max_error": None}, {"repair": "tail"},
+    "change", [{"density": 0.5}, {"max_error": 0.2}, {"max_error": None}, {"reconstruction": "tail"},
                {"max_error": None, "balance": True}],
 )  # fmt: skip
 def test_what_was_learned_for_another_question_is_not_used(change):
@@ -199,17 +202,17 @@ def test_fixed_budgets_leave_nothing_behind():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"max_error": 0.1, "repair": "probe"}, "Config.max_error needs an error estimate.*repair='probe'"),
-        ({"max_error": 0.1, "repair": "none"}, "Config.max_error needs"),
+        ({"max_error": 0.1, "reconstruction": "probe"}, "Config.max_error needs an error estimate.*='probe'"),
+        ({"max_error": 0.1, "reconstruction": "none"}, "Config.max_error needs"),
         ({"max_error": 0.1, "probes": 0}, "Config.max_error needs.*probes=0"),
-        ({"balance": True, "repair": "probe"}, "Config.balance needs"),
+        ({"balance": True, "reconstruction": "probe"}, "Config.balance needs"),
         ({"balance": True, "probes": 0}, "Config.balance needs"),
         ({"max_error": 0.1, "balance": True}, "give one of them"),
         *(({"max_error": bad}, r"Config\.max_error=.*wanted a number above 0 to 1")
           for bad in (0, -0.1, 1.5, float("nan"), "0.1", True)),
         *(({"balance": bad}, r"Config\.balance=.*wanted true or false") for bad in (1, None, "yes")),
         *(({"drift_rank": bad}, r"Config\.drift_rank=.*wanted") for bad in (-1, 1.5, None)),
-        *(({"tail_slots": bad}, r"Config\.tail_slots=.*wanted") for bad in (0, -1, 2.0)),
+        *(({"summary_slots": bad}, r"Config\.summary_slots=.*wanted") for bad in (0, -1, 2.0)),
     ],
 )  # fmt: skip
 def test_dials_that_make_no_sense_are_refused(settings, message):
@@ -218,6 +221,6 @@ def test_dials_that_make_no_sense_are_refused(settings, message):
 
 
 def test_dials_that_do():
-    bound = {"max_error": 1.0, "repair": "tail"}
+    bound = {"max_error": 1.0, "reconstruction": "tail"}
     for settings in ({"max_error": 0.1}, bound, {"balance": True}, {"drift_rank": 0}):
         assert Config.from_dict(Config(**settings).to_dict()) == Config(**settings)

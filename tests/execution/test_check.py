@@ -10,6 +10,7 @@ from oracle import normal, qkv, random_route
 
 from residua import Partition, Route, RouteError, SummaryKeys
 from residua.execution import run
+from residua.types import Drift
 
 Q, K, V = qkv(1, 2, 2, 90, 110)
 GOOD = random_route(lowest=-1)
@@ -96,6 +97,40 @@ def test_summary_keys_that_do_not_fit(part, shape):
     bad = dataclasses.replace(summary, **{part: normal(*shape)})
     with pytest.raises(RouteError, match=r"summary\."):
         run(Q, K, V, GOOD, summary=bad, backend="portable")
+
+
+DRIFT = {
+    "basis": (1, 2, 16, 4),
+    "origin": (1, 2, 5, 4),
+    "curve": (1, 2, 5, 4),
+    "slope": (1, 2, 5, 4, 16),
+}
+
+
+@pytest.mark.parametrize("part", DRIFT)
+@pytest.mark.parametrize("change", ["short", "long", "other groups", "flat", "scalar", "integers", "device"])
+def test_a_drift_that_does_not_fit(part, change):
+    extra = SummaryKeys(
+        normal(1, 2, 5, 3, 16),
+        normal(1, 2, 5, 3, 16),
+        normal(1, 2, 5, 3),
+        Drift(**{name: normal(*shape) for name, shape in DRIFT.items()}),
+    )
+    before = run(Q, K, V, GOOD, extra=extra)
+    tensor = getattr(extra.drift, part)
+    wrong = {
+        "short": tensor[..., :-1],
+        "long": torch.cat([tensor, tensor], -1),
+        "other groups": tensor[:, :, 1:],
+        "flat": tensor.flatten(),
+        "scalar": torch.tensor(1.0),
+        "integers": tensor.long(),
+        "device": tensor.to("meta"),
+    }[change]
+    bad = dataclasses.replace(extra, drift=dataclasses.replace(extra.drift, **{part: wrong}))
+    with pytest.raises(RouteError, match=r"extra\.drift\."):
+        run(Q, K, V, GOOD, extra=bad)
+    assert torch.equal(before[0], run(Q, K, V, GOOD, extra=extra)[0])
 
 
 @pytest.mark.parametrize("backend", ["portable", "reference"])

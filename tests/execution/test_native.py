@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.execution import native_abi
-from residua.execution.native import NativeBackend
+from residua.execution.native import NativeBackend, abi
 from residua.execution.reference import Reference
 from residua.types import Partition, Route, SummaryKeys
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALE = 0.2
 

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from residua.errors import RouteError
-from residua.execution import native_abi, plain
-from residua.execution.native import NativeBackend
+from residua.execution import plain
+from residua.execution.native import NativeBackend, abi
 from residua.execution.portable import Portable
 from residua.execution.reference import Reference
 from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DIMS = [(8, 20), (20, 8), (64, 96), (96, 64), (128, 128)]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RouteError
-from ..types import Call, Partition, Route, SummaryKeys
+from ..types import Call, Drift, Partition, Route, SummaryKeys
 
 
 def check_partition(partition: Partition, batch: int, heads: int, tokens: int, name: str) -> None:
@@ -61,13 +61,31 @@ def check_route(route: Route, call: Call) -> None:
 
 
 def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None:
-    """Raises RouteError if summary keys do not fit the route."""
+    """Raises RouteError if summary keys or their drift do not fit the route; compiled backends trust them."""
     if summary is None:
         return
-    shape = [*call.q.shape[:2], route.query.groups, summary.log_weight.shape[-1]]
-    _check_tensor(summary.keys, [*shape, call.q.shape[-1]], call, "summary.keys")
-    _check_tensor(summary.values, [*shape, call.v.shape[-1]], call, "summary.values")
-    _check_tensor(summary.log_weight, shape, call, "summary.log_weight")
+    groups = [*call.q.shape[:2], route.query.groups]
+    count = summary.log_weight.shape[-1] if summary.log_weight.ndim else 0
+    _check_floats(summary.keys, [*groups, count, call.q.shape[-1]], call, "summary.keys")
+    _check_floats(summary.values, [*groups, count, call.v.shape[-1]], call, "summary.values")
+    _check_floats(summary.log_weight, [*groups, count], call, "summary.log_weight")
+    if summary.drift is not None:
+        _check_drift(summary.drift, groups, call)
+
+
+def _check_drift(drift: Drift, groups: list[int], call: Call) -> None:
+    rank = drift.basis.shape[-1] if drift.basis.ndim else 0
+    batch, kv_heads, _, dim = call.k.shape
+    _check_floats(drift.basis, [batch, kv_heads, dim, rank], call, "summary.drift.basis")
+    _check_floats(drift.origin, [*groups, rank], call, "summary.drift.origin")
+    _check_floats(drift.curve, [*groups, rank], call, "summary.drift.curve")
+    _check_floats(drift.slope, [*groups, rank, call.v.shape[-1]], call, "summary.drift.slope")
+
+
+def _check_floats(tensor: Tensor, shape: list[int], call: Call, name: str) -> None:
+    _check_tensor(tensor, shape, call, name)
+    if not tensor.is_floating_point():
+        raise RouteError(f"{name} is {tensor.dtype}: wanted a floating-point type")
 
 
 def _check_tensor(

@@ -73,7 +73,7 @@ std::vector<AttendTask> attend_tasks(const AttendArgs& a) {
     for (int64_t g = 0; g < a.query.groups; g++) {
       const int64_t begin = offsets[g], size = offsets[g + 1] - begin;
       if (!size) continue;
-      const int64_t keys = kept_keys(a, b, h, g) + a.extra;
+      const int64_t keys = kept_keys(a, b, h, g) + a.summary_count;
       const int64_t parts = (size + limit - 1) / limit;
       for (int64_t p = 0; p < parts; p++) {
         const int64_t from = begin + size * p / parts, to = begin + size * (p + 1) / parts;
@@ -107,18 +107,18 @@ void keep_empty(const KmeansArgs& a, int64_t head, int64_t begin, int64_t end) {
   }
 }
 
-constexpr int64_t kAnchorsLeast = 6, kAnchorsMost = 300;
+constexpr int64_t kMinAnchors = 6, kMaxAnchors = 300;
 
 // Anchors of a task of `slot_means`, in whole row blocks. Every task packs all keys for itself, so there are
 // only as many as keep the threads busy; an anchor's sums do not depend on the cut.
 int64_t slot_anchors(const SlotsArgs& a, int64_t threads) {
   const int64_t heads = std::max<int64_t>(1, a.shape.batch * a.shape.kv_heads);
   const int64_t parts = (2 * threads + heads - 1) / heads;
-  const int64_t even = round_up((a.shape.queries + parts - 1) / parts, kAnchorsLeast);
-  return std::clamp(even, kAnchorsLeast, kAnchorsMost);
+  const int64_t even = round_up((a.shape.queries + parts - 1) / parts, kMinAnchors);
+  return std::clamp(even, kMinAnchors, kMaxAnchors);
 }
 
-constexpr int64_t kRowsPerTask = 960;    // of projections, repairs and assignments
+constexpr int64_t kRowsPerTask = 960;    // of projections, corrections and assignments
 constexpr int64_t kGatherRows = 512;
 
 }  // namespace
@@ -127,6 +127,18 @@ constexpr int64_t kGatherRows = 512;
 using namespace residua;
 
 RESIDUA_EXPORT int32_t residua_abi_version() { return kAbiVersion; }
+
+// The size of a struct of the interface, in the order of `STRUCTS` in `abi.py`; 0 past the last one.
+RESIDUA_EXPORT int64_t residua_struct_size(int32_t number) {
+  static constexpr int64_t kStructs[] = {
+      sizeof(View),        sizeof(Groups),         sizeof(Shape),      sizeof(AttendArgs), sizeof(RowsArgs),
+      sizeof(MassArgs),    sizeof(SlotsArgs),      sizeof(CovarianceArgs), sizeof(KmeansArgs), sizeof(MeansArgs),
+      sizeof(GatherArgs),  sizeof(ProjectArgs),    sizeof(AffineArgs), sizeof(EigenArgs),  sizeof(FitArgs),
+      sizeof(FiniteArgs),  sizeof(SortArgs),       sizeof(MomentArgs), sizeof(CentralArgs), sizeof(SpendArgs),
+  };
+  constexpr int32_t count = sizeof(kStructs) / sizeof(kStructs[0]);
+  return number >= 0 && number < count ? kStructs[number] : 0;
+}
 
 // The name of an instruction set (0 is the best), or null where it cannot run.
 RESIDUA_EXPORT const char* residua_isa(int32_t isa) {

@@ -1,4 +1,4 @@
-// How the extra keys of a query group change together from row to row (`types.Drift`): all gain the same
+// How the summary keys of a query group change together from row to row (`types.Drift`): all gain the same
 // log-weight and the same value.
 #pragma once
 #include "linear.h"
@@ -47,12 +47,12 @@ struct DriftBlock {
         row[r] -= origin[r];
         sum += row[r] * row[r] * curve[r];
       }
-      bend[i] = sum > args.bend_most ? args.bend_most : sum;  // NaN stays NaN
+      bend[i] = sum > args.max_bend ? args.max_bend : sum;  // NaN stays NaN
     }
   }
 
-  // Before the extra keys: to raise their scores is to lower all others. The total starts anew, so that it is
-  // the extra keys' own at the end.
+  // Before the summary keys: to raise their scores is to lower all others. The total starts anew, so that it is
+  // the summary keys' own at the end.
   void lower(RunningSoftmax& state, float scale) {
     for (int64_t i = 0; i < rows; i++) {
       top[i] = state.top[i] -= bend[i] / scale;

@@ -5,7 +5,7 @@
 
 namespace residua::RESIDUA_ISA {
 
-constexpr int kMostSweeps = 60;      // per eigenvalue; two are usual
+constexpr int kMaxSweeps = 60;      // per eigenvalue; two are usual
 constexpr double kNothing = 1e-290;  // a squared length that is none, where the largest entry is 1
 
 inline double dot(const double* a, const double* b, int64_t n) {
@@ -165,7 +165,7 @@ inline void sweep(const EigenBlock& m, int64_t n, int64_t first, int64_t last) {
 
 inline void diagonalise(const EigenBlock& m, int64_t n) {
   for (int64_t first = 0; first < n; first++) {
-    for (int sweeps = 0; sweeps < kMostSweeps; sweeps++) {
+    for (int sweeps = 0; sweeps < kMaxSweeps; sweeps++) {
       int64_t last = first;
       for (; last + 1 < n; last++) {
         const double size = std::fabs(m.diagonal[last]) + std::fabs(m.diagonal[last + 1]);

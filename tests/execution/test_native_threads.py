@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import residua
-from residua.execution import own_threads
-from residua.execution.own_threads import threads, torch_on_one_thread
+from residua.execution.native import threads as own_threads
+from residua.execution.native.threads import threads, torch_on_one_thread
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
-// The repair's fit in fp64, one head per task: leading directions of the residuals, then a ridge regression.
-// `residua.execution.torch_primitives.fit_residual` says the same in torch, with the reasons.
+// The paper's probe fit in fp64, a head per task: leading directions of the residuals, then a ridge regression.
+// `residua.execution.plain.residual_fit` says the same in torch, with the reasons.
 #pragma once
 #include "eigen.h"
 #include "moment.h"
@@ -129,7 +129,7 @@ inline void directions(const FitArgs& args, FitBlock& b) {
     const double* vector = b.vectors + (n - 1 - r) * n;
     double* to = b.right + r * d;
     for (int64_t j = 0; j < d; j++) to[j] = 0.0;
-    if (!(energy > args.energy_least * size)) continue;
+    if (!(energy > args.min_energy * size)) continue;
     if (d <= m) {
       add_scaled(to, vector, 1.0, d);
     } else {
@@ -191,7 +191,7 @@ inline void fit_task(const FitArgs& args, int64_t head, void* scratch) {
   product(b.through, b.right, b.s, m, rank, d);
   for (int64_t i = 0; i < m; i++) {
     const double free = 1.0 - b.lever[i] - b.alpha[i];
-    const double kept = free < 1.0 - args.leverage_most ? 1.0 - args.leverage_most : free;
+    const double kept = free < 1.0 - args.max_leverage ? 1.0 - args.max_leverage : free;
     float* to = args.left_out + (head * m + i) * d;
     for (int64_t j = 0; j < d; j++) to[j] = static_cast<float>((b.r[i * d + j] - b.s[i * d + j]) / kept);
   }

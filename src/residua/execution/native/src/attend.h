@@ -1,4 +1,4 @@
-// Variable-block attention: the rows of one query group over the keys of its kept cells and its extra keys.
+// Variable-block attention: the rows of one query group over the keys of its kept cells and its summary keys.
 #pragma once
 #include "drift.h"
 
@@ -65,20 +65,21 @@ inline int64_t absorb_cells(const AttendArgs& args, const AttendTask& task, Soft
 }
 
 // Keys that are switched off (weight -inf) are left out, whatever else they hold.
-inline int64_t absorb_extra(const AttendArgs& args, const AttendTask& task, SoftmaxBlock<FloatDot>& block) {
+inline int64_t absorb_summary(const AttendArgs& args, const AttendTask& task, SoftmaxBlock<FloatDot>& block) {
   const Shape& s = args.shape;
-  const int64_t start = ((task.batch * s.heads + task.head) * args.query.groups + task.group) * args.extra;
+  const int64_t group = (task.batch * s.heads + task.head) * args.query.groups + task.group;
+  const int64_t start = group * args.summary_count;
   const float *keys[kTile], *values[kTile];
   alignas(kAlign) float bias[kTile];
   int64_t count = 0, seen = 0;
-  for (int64_t t = 0; t < args.extra; t++) {
-    const float weight = args.extra_weight[start + t];
+  for (int64_t t = 0; t < args.summary_count; t++) {
+    const float weight = args.summary_weight[start + t];
     if (weight != -kInf) {
-      keys[count] = args.extra_keys + (start + t) * s.dim;
-      values[count] = args.extra_values + (start + t) * s.value_dim;
+      keys[count] = args.summary_keys + (start + t) * s.dim;
+      values[count] = args.summary_values + (start + t) * s.value_dim;
       bias[count++] = weight / positive_scale(args.scale);
     }
-    if (count == kTile || (count && t + 1 == args.extra)) {
+    if (count == kTile || (count && t + 1 == args.summary_count)) {
       block.absorb(keys, values, count, s.value_dim, bias, nullptr);
       seen += count;
       count = 0;
@@ -87,10 +88,10 @@ inline int64_t absorb_extra(const AttendArgs& args, const AttendTask& task, Soft
   return seen;
 }
 
-inline bool any_extra(const AttendArgs& args, const AttendTask& task) {
+inline bool any_summary(const AttendArgs& args, const AttendTask& task) {
   const int64_t group = (task.batch * args.shape.heads + task.head) * args.query.groups + task.group;
-  const float* weight = args.extra_weight + group * args.extra;
-  for (int64_t t = 0; t < args.extra; t++) {
+  const float* weight = args.summary_weight + group * args.summary_count;
+  for (int64_t t = 0; t < args.summary_count; t++) {
     if (weight[t] != -kInf) return true;
   }
   return false;
@@ -102,7 +103,7 @@ inline int64_t absorb_drifting(const AttendArgs& args, const AttendTask& task, c
                                SoftmaxBlock<FloatDot>& block, DriftBlock& drift) {
   drift.place<T>(args, task, tokens);
   drift.lower(block.state, positive_scale(args.scale));
-  const int64_t seen = absorb_extra(args, task, block);
+  const int64_t seen = absorb_summary(args, task, block);
   drift.join(args, task, block.state, block.slope);
   return seen;
 }
@@ -139,13 +140,13 @@ inline void attend_rows_of_group(const AttendArgs& args, const AttendTask& task,
   set_queries<T>(args, task, tokens, block);
   int64_t seen = absorb_cells<Dot, T>(args, task, block);
   DriftBlock drift(arena, s, count, args.rank);
-  const bool extra = any_extra(args, task), drifts = extra && args.basis;
+  const bool summary = any_summary(args, task), drifts = summary && args.basis;
   const auto absorb_more = [&](SoftmaxBlock<FloatDot>& more) {
-    seen += drifts ? absorb_drifting<T>(args, task, tokens, more, drift) : absorb_extra(args, task, more);
+    seen += drifts ? absorb_drifting<T>(args, task, tokens, more, drift) : absorb_summary(args, task, more);
   };
   if constexpr (Dot::kPack == 1) {
-    if (extra) absorb_more(block);
-  } else if (extra) {
+    if (summary) absorb_more(block);
+  } else if (summary) {
     // Extra keys stand for many: they keep full precision, on the same running state.
     SoftmaxBlock<FloatDot> exact(arena, count, s.dim, s.value_dim, args.scale, state);
     set_queries<T>(args, task, tokens, exact);
@@ -160,7 +161,7 @@ inline void attend_task(const AttendArgs& args, const AttendTask& task, void* sc
   });
 }
 
-// Enough for a block of either kind and one more for extra keys; for exact rows too.
+// Enough for a block of either kind and one more for summary keys; for exact rows too.
 inline size_t attend_scratch(const Shape& shape, int64_t rows, int64_t rank) {
   Arena arena{nullptr};
   DriftBlock drift(arena, shape, rows, rank);

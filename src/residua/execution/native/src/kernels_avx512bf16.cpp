@@ -16,11 +16,11 @@ inline void attend_bf16(const AttendArgs& args, const AttendTask& task, void* sc
   attend_rows_of_group<PairDot, BFloat>(args, task, scratch);
 }
 
-// A few rows are probes: other results are judged by them, so their weights are not rounded to bfloat16.
-constexpr int64_t kProbesMost = 256;
+// A few rows are probes: other results are measured against them, so their weights are not rounded to bfloat16.
+constexpr int64_t kMaxProbes = 256;
 
 inline void rows_bf16(const RowsArgs& args, int64_t task, void* scratch) {
-  const bool pairs = args.dtype == kBFloat16 && args.scale > 0.0f && args.shape.queries > kProbesMost;
+  const bool pairs = args.dtype == kBFloat16 && args.scale > 0.0f && args.shape.queries > kMaxProbes;
   if (!pairs) return kernels_avx512()->rows(args, task, scratch);
   rows_of_chunk<PairDot, BFloat>(args, task, scratch);
 }

@@ -1,4 +1,4 @@
-// Products of many rows with a small matrix: response coordinates, and the low-rank repair.
+// Products of many rows with a small matrix: response coordinates, and the probe fit's low-rank correction.
 #pragma once
 #include "softmax_block.h"
 

@@ -1,6 +1,6 @@
 """The CPU backend in C++: fused kernels for AVX-512, AVX2 and any other processor, chosen when it loads.
 
-The sources are in `native/`; the library is built with the package and loaded through a plain C interface.
+The sources are in `src/`; the library is built with the package and loaded through a plain C interface.
 Work is cut into tasks whose results never depend on the number of threads: they are bit-identical on repeats
 and across thread counts. Memory beyond the outputs is a few hundred KiB per thread.
 """
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from ctypes import Structure, addressof, c_int32
+from ctypes import addressof, c_int32
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..errors import BackendError, RouteError
-from ..types import MAX_BEND, Partition, ResidualFit, Route, SummaryKeys
-from . import native_abi as abi
-from .backend import BACKENDS, Backend
-from .own_threads import torch_on_one_thread
-from .plain.grouping import RMS_FLOOR
-from .plain.residual_fit import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
-from .plain.routing import FILL_PASSES
+from ...errors import BackendError, RouteError
+from ...types import MAX_BEND, Partition, ResidualFit, Route, SummaryKeys
+from ..backend import BACKENDS, Backend
+from ..plain.grouping import RMS_FLOOR
+from ..plain.residual_fit import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
+from ..plain.routing import FILL_PASSES
+from . import abi
+from .threads import torch_on_one_thread
 
 ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
 ROW_CHUNK = 2048  # keys of such a chunk, at least
@@ -55,7 +55,9 @@ def _contiguous(partition: Partition) -> Partition:
 
 def _groups(partition: Partition) -> abi.Groups:
     order, offsets = partition.order, partition.offsets
-    return abi.Groups(order.data_ptr(), offsets.data_ptr(), order.shape[-1], partition.groups)
+    return abi.Groups(
+        order=order.data_ptr(), offsets=offsets.data_ptr(), tokens=order.shape[-1], groups=partition.groups
+    )
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:
@@ -95,7 +97,7 @@ class NativeBackend(Backend):
     def session(self) -> AbstractContextManager[None]:
         return torch_on_one_thread()
 
-    def _run(self, name: str, args: Structure) -> None:
+    def _run(self, name: str, args: abi.Args) -> None:
         abi.library().run(name, args, self._isa_number())
 
     def attend(
@@ -120,12 +122,14 @@ class NativeBackend(Backend):
                 basis, origin = _float(drift.basis), _float(drift.origin)
                 curve, slope = _float(drift.curve), _float(drift.slope)
         args = abi.AttendArgs(
-            _shape(q, k, v), _groups(query), _groups(kv),
-            abi.View.of(q), abi.View.of(k), abi.View.of(v), abi.View.of(out),
-            lse.data_ptr(), _pointer(cells), _pointer(keys), _pointer(values), _pointer(weight),
-            _pointer(basis), _pointer(origin), _pointer(curve), _pointer(slope),
-            0 if weight is None else weight.shape[-1], 0 if basis is None else basis.shape[-1],
-            scale, MAX_BEND, abi.DTYPES[q.dtype], abi.DTYPES[out.dtype],
+            shape=_shape(q, k, v), query=_groups(query), kv=_groups(kv),
+            q=abi.View.of(q), k=abi.View.of(k), v=abi.View.of(v), out=abi.View.of(out),
+            lse=lse.data_ptr(), cells=_pointer(cells),
+            summary_keys=_pointer(keys), summary_values=_pointer(values), summary_weight=_pointer(weight),
+            basis=_pointer(basis), origin=_pointer(origin), curve=_pointer(curve), slope=_pointer(slope),
+            summary_count=0 if weight is None else weight.shape[-1],
+            rank=0 if basis is None else basis.shape[-1],
+            scale=scale, max_bend=MAX_BEND, dtype=abi.DTYPES[q.dtype], out_dtype=abi.DTYPES[out.dtype],
         )  # fmt: skip
         self._run("attend", args)
         return out, lse
@@ -160,10 +164,11 @@ class NativeBackend(Backend):
         states = 1 if kept is None else 2
         partial = torch.empty(batch * heads * blocks * chunks, states * block * (width + 2))
         args = abi.RowsArgs(
-            _shape(rows, k, v), abi.View.of(rows), abi.View.of(k), abi.View.of(v), abi.View.of(out),
-            _pointer(mask), partial.data_ptr(), block, chunks, _pointer(kept), _pointer(labels),
-            0 if kept is None else kept.shape[-1], part.data_ptr(), lse.data_ptr(), scale,
-            abi.DTYPES[rows.dtype], 0,
+            shape=_shape(rows, k, v), q=abi.View.of(rows), k=abi.View.of(k), v=abi.View.of(v),
+            out=abi.View.of(out), key_mask=_pointer(mask), partial=partial.data_ptr(), block_rows=block,
+            chunks=chunks, kept=_pointer(kept), labels=_pointer(labels),
+            groups=0 if kept is None else kept.shape[-1], part=part.data_ptr(), part_lse=lse.data_ptr(),
+            scale=scale, dtype=abi.DTYPES[rows.dtype],
         )  # fmt: skip
         self._run("attend_rows", args)
         return out, part, lse
@@ -179,8 +184,8 @@ class NativeBackend(Backend):
         shape.queries = heads // kv_heads * count
         task_groups = max(1, MASS_KEYS * kv.groups // max(1, keys))
         args = abi.MassArgs(
-            shape, _groups(kv), anchors.data_ptr(), abi.View.of(k), mass.data_ptr(), task_groups, scale,
-            abi.DTYPES[k.dtype],
+            shape=shape, kv=_groups(kv), anchors=anchors.data_ptr(), k=abi.View.of(k), mass=mass.data_ptr(),
+            task_groups=task_groups, scale=scale, dtype=abi.DTYPES[k.dtype],
         )  # fmt: skip
         self._run("cell_mass", args)
         return mass
@@ -197,9 +202,9 @@ class NativeBackend(Backend):
         shape = _shape(anchors, k, v)
         shape.queries = anchors.shape[1] // k.shape[1] * anchors.shape[2]
         args = abi.SlotsArgs(
-            shape, _groups(kv), anchors.data_ptr(), abi.View.of(k), abi.View.of(v), slots.data_ptr(),
-            log_mass.data_ptr(), keys.data_ptr(), values.data_ptr(), log_mass.shape[-1], scale,
-            abi.DTYPES[k.dtype],
+            shape=shape, kv=_groups(kv), anchors=anchors.data_ptr(), k=abi.View.of(k), v=abi.View.of(v),
+            slots=slots.data_ptr(), log_mass=log_mass.data_ptr(), keys=keys.data_ptr(),
+            values=values.data_ptr(), count=log_mass.shape[-1], scale=scale, dtype=abi.DTYPES[k.dtype],
         )  # fmt: skip
         self._run("slot_means", args)
         return keys, values
@@ -210,8 +215,9 @@ class NativeBackend(Backend):
         covariance = torch.empty(*x.shape[:2], kv.groups, rank, dim)
         variance = torch.empty(*x.shape[:2], kv.groups, rank)
         args = abi.CovarianceArgs(
-            _shape(x, x, v), _groups(kv), abi.View.of(x), abi.View.of(v), covariance.data_ptr(),
-            variance.data_ptr(), rank, abi.DTYPES[v.dtype], 0,
+            shape=_shape(x, x, v), kv=_groups(kv), x=abi.View.of(x), v=abi.View.of(v),
+            covariance=covariance.data_ptr(), variance=variance.data_ptr(), rank=rank,
+            dtype=abi.DTYPES[v.dtype],
         )  # fmt: skip
         self._run("group_covariance", args)
         return covariance, variance
@@ -224,8 +230,8 @@ class NativeBackend(Backend):
         means = torch.empty_like(centres)
         sizes = torch.empty(heads, groups, dtype=torch.long)
         args = abi.KmeansArgs(
-            heads, tokens, rank, groups, x.data_ptr(), centres.data_ptr(), _pointer(mask),
-            labels.data_ptr(), means.data_ptr(), sizes.data_ptr(),
+            heads=heads, tokens=tokens, rank=rank, groups=groups, x=x.data_ptr(), centres=centres.data_ptr(),
+            valid=_pointer(mask), labels=labels.data_ptr(), means=means.data_ptr(), sizes=sizes.data_ptr(),
         )  # fmt: skip
         self._run("kmeans_step", args)
         return labels, means, sizes
@@ -235,8 +241,9 @@ class NativeBackend(Backend):
         means = torch.empty(*x.shape[:2], partition.groups, x.shape[-1])
         partition = _contiguous(partition)
         args = abi.MeansArgs(
-            _shape(x, x, x), _groups(partition), abi.View.of(x), means.data_ptr(), abi.DTYPES[x.dtype], 0
-        )
+            shape=_shape(x, x, x), groups=_groups(partition), x=abi.View.of(x), means=means.data_ptr(),
+            dtype=abi.DTYPES[x.dtype],
+        )  # fmt: skip
         self._run("group_means", args)
         return means
 
@@ -245,8 +252,8 @@ class NativeBackend(Backend):
         batch, heads, tokens, dim = x.shape
         out = torch.empty(batch, heads, order.shape[-1], dim, dtype=x.dtype)
         args = abi.GatherArgs(
-            batch, heads, tokens, order.shape[-1], dim * x.element_size(),
-            abi.View.of(x, x.element_size()), order.data_ptr(), out.data_ptr(),
+            batch=batch, heads=heads, tokens=tokens, rows=order.shape[-1], row_bytes=dim * x.element_size(),
+            x=abi.View.of(x, x.element_size()), order=order.data_ptr(), out=out.data_ptr(),
         )  # fmt: skip
         self._run("gather_rows", args)
         return out
@@ -255,8 +262,8 @@ class NativeBackend(Backend):
         x, factor = _rows(x), _float(factor)
         out = torch.empty(*x.shape[:3], factor.shape[-1])
         args = abi.ProjectArgs(
-            _shape(x, x, x), abi.View.of(x), factor.data_ptr(), out.data_ptr(), factor.shape[-1],
-            RMS_FLOOR, int(normalise), abi.DTYPES[x.dtype], 0,
+            shape=_shape(x, x, x), x=abi.View.of(x), factor=factor.data_ptr(), out=out.data_ptr(),
+            rank=factor.shape[-1], rms_floor=RMS_FLOOR, normalise=int(normalise), dtype=abi.DTYPES[x.dtype],
         )  # fmt: skip
         self._run("project", args)
         return out
@@ -268,8 +275,8 @@ class NativeBackend(Backend):
         left, right, bias = _float(left), _float(right), _float(bias)
         result = out if dtype == torch.float32 else torch.empty(out.shape, dtype=dtype)
         args = abi.AffineArgs(
-            _shape(out, out, out), abi.View.of(out), abi.View.of(result), left.data_ptr(), right.data_ptr(),
-            bias.data_ptr(), left.shape[-1], abi.DTYPES[dtype], 0,
+            shape=_shape(out, out, out), x=abi.View.of(out), out=abi.View.of(result), left=left.data_ptr(),
+            right=right.data_ptr(), bias=bias.data_ptr(), rank=left.shape[-1], out_dtype=abi.DTYPES[dtype],
         )  # fmt: skip
         self._run("add_affine", args)
         return result
@@ -279,8 +286,9 @@ class NativeBackend(Backend):
         vectors, values = torch.empty_like(matrix), torch.empty_like(matrix[..., 0])
         size = matrix.shape[-1]
         args = abi.EigenArgs(
-            values.numel() // max(1, size), size, matrix.data_ptr(), values.data_ptr(), vectors.data_ptr()
-        )
+            count=values.numel() // max(1, size), size=size, matrix=matrix.data_ptr(),
+            values=values.data_ptr(), vectors=vectors.data_ptr(),
+        )  # fmt: skip
         self._run("eigh", args)
         return values, vectors.mT
 
@@ -295,16 +303,17 @@ class NativeBackend(Backend):
         left, right = torch.empty(*heads, dim, rank), torch.empty(*heads, rank, dim)
         bias, left_out = torch.empty(*heads, dim), torch.empty_like(x)
         args = abi.FitArgs(
-            math.prod(heads), count, dim, rank, ridge, FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY,
-            x.data_ptr(), residual.data_ptr(), weights.data_ptr(), left.data_ptr(), right.data_ptr(),
-            bias.data_ptr(), left_out.data_ptr(),
+            heads=math.prod(heads), rows=count, dim=dim, rank=rank, ridge=ridge, feature_eps=FEATURE_EPS,
+            max_leverage=MAX_LEVERAGE, min_energy=MIN_ENERGY, x=x.data_ptr(), residual=residual.data_ptr(),
+            weights=weights.data_ptr(), left=left.data_ptr(), right=right.data_ptr(), bias=bias.data_ptr(),
+            left_out=left_out.data_ptr(),
         )  # fmt: skip
         self._run("fit_residual", args)
         return ResidualFit(left, right, bias, left_out)
 
     def only_finite(self, x: Tensor) -> Tensor:
         x, finite = _float(x), c_int32()
-        self._run("all_finite", abi.FiniteArgs(x.numel(), x.data_ptr(), addressof(finite)))
+        self._run("all_finite", abi.FiniteArgs(count=x.numel(), x=x.data_ptr(), finite=addressof(finite)))
         return x if finite.value else super().only_finite(x)
 
     def sort_groups(self, labels: Tensor, groups: int) -> Partition:
@@ -312,8 +321,9 @@ class NativeBackend(Backend):
         *heads, tokens = labels.shape
         order, offsets = torch.empty_like(labels), labels.new_empty(*heads, groups + 1)
         args = abi.SortArgs(
-            math.prod(heads), tokens, groups, labels.data_ptr(), order.data_ptr(), offsets.data_ptr()
-        )
+            heads=math.prod(heads), tokens=tokens, groups=groups, labels=labels.data_ptr(),
+            order=order.data_ptr(), offsets=offsets.data_ptr(),
+        )  # fmt: skip
         self._run("sort_groups", args)
         return Partition(labels, order, offsets)
 
@@ -322,8 +332,8 @@ class NativeBackend(Backend):
         batch, heads, _, dim = x.shape
         moment = torch.empty(batch, heads, dim, dim, dtype=torch.double)
         args = abi.MomentArgs(
-            _shape(x, x, x), abi.View.of(x), _pointer(mask), moment.data_ptr(), int(centred),
-            abi.DTYPES[x.dtype],
+            shape=_shape(x, x, x), x=abi.View.of(x), counted=_pointer(mask), moment=moment.data_ptr(),
+            centred=int(centred), dtype=abi.DTYPES[x.dtype],
         )  # fmt: skip
         self._run("second_moment", args)
         return moment
@@ -333,8 +343,8 @@ class NativeBackend(Backend):
         *heads, tokens = labels.shape
         rows = labels.new_empty(*heads, count)
         args = abi.CentralArgs(
-            math.prod(heads), tokens, x.shape[-1], groups, count,
-            x.data_ptr(), labels.data_ptr(), rows.data_ptr(),
+            heads=math.prod(heads), tokens=tokens, rank=x.shape[-1], groups=groups, count=count,
+            x=x.data_ptr(), labels=labels.data_ptr(), rows=rows.data_ptr(),
         )  # fmt: skip
         self._run("central_rows", args)
         return rows
@@ -345,12 +355,17 @@ class NativeBackend(Backend):
         queries, keys, budget = query_sizes.contiguous(), kv_sizes.contiguous(), budget.contiguous()
         cells = torch.empty(share.shape, dtype=torch.bool)
         args = abi.SpendArgs(
-            math.prod(heads), query_groups, kv_groups, FILL_PASSES, share.data_ptr(), log_sizes.data_ptr(),
-            queries.data_ptr(), keys.data_ptr(), budget.data_ptr(), cells.data_ptr(),
+            heads=math.prod(heads), query_groups=query_groups, kv_groups=kv_groups, passes=FILL_PASSES,
+            log_share=share.data_ptr(), log_sizes=log_sizes.data_ptr(), query_sizes=queries.data_ptr(),
+            kv_sizes=keys.data_ptr(), budget=budget.data_ptr(), cells=cells.data_ptr(),
         )  # fmt: skip
         self._run("spend", args)
         return cells
 
 
 def _shape(q: Tensor, k: Tensor, v: Tensor) -> abi.Shape:
-    return abi.Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
+    batch, heads, queries, dim = q.shape
+    return abi.Shape(
+        batch=batch, heads=heads, kv_heads=k.shape[1], queries=queries, keys=k.shape[2], dim=dim,
+        value_dim=v.shape[3],
+    )  # fmt: skip

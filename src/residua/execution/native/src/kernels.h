@@ -3,12 +3,12 @@
 #include "attend.h"
 #include "covariance.h"
 #include "eigen.h"
+#include "fit.h"
 #include "kmeans.h"
 #include "linear.h"
 #include "mass.h"
 #include "means.h"
 #include "moment.h"
-#include "repair.h"
 #include "rows.h"
 #include "slots.h"
 

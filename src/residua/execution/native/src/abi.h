@@ -1,4 +1,4 @@
-// The C interface: plain structs that `native.py` mirrors field by field, and the table of kernels that each
+// The C interface: plain structs that `abi.py` mirrors field by field, and the table of kernels that each
 // instruction set fills in. Nothing here depends on an instruction set.
 #pragma once
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace residua {
 
-constexpr int kAbiVersion = 3;
+constexpr int kAbiVersion = 4;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -34,15 +34,15 @@ struct AttendArgs {
   View q, k, v, out;
   float* lse;              // [B, H, Nq]
   const uint8_t* cells;    // [B, H, Cq, Ck]
-  const float* extra_keys;  // [B, H, Cq, T, D]
-  const float* extra_values;  // [B, H, Cq, T, Dv]
-  const float* extra_weight;  // [B, H, Cq, T]
+  const float* summary_keys;  // [B, H, Cq, T, D]
+  const float* summary_values;  // [B, H, Cq, T, Dv]
+  const float* summary_weight;  // [B, H, Cq, T]
   const float* basis;   // [B, Hkv, D, R]: a Drift, or null
   const float* origin;  // [B, H, Cq, R]
   const float* curve;   // [B, H, Cq, R]
   const float* slope;   // [B, H, Cq, R, Dv]
-  int64_t extra, rank;  // T, R
-  float scale, bend_most;
+  int64_t summary_count, rank;  // T, R
+  float scale, max_bend;
   int32_t dtype, out_dtype;
 };
 
@@ -152,7 +152,7 @@ struct EigenArgs {
 
 struct FitArgs {
   int64_t heads, rows, dim, rank;
-  double ridge, feature_eps, leverage_most, energy_least;
+  double ridge, feature_eps, max_leverage, min_energy;
   const float* x;         // [heads, M, Dv]
   const float* residual;  // [heads, M, Dv]
   const float* weights;   // [heads, M]

@@ -1,4 +1,4 @@
-"""Cell scores against naive sums; the budget: exact, greedy by mass per pair, stable (trials 6, 9, 19)."""
+"""Cell scores against naive sums; the budget: exact, greedy by mass per pair, stable."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from ..routing import route_cells
 from ..row_error import row_errors
 from ..sizing import resolve
 from ..state import State
-from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
+from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 from ..types import Call
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
@@ -64,6 +64,12 @@ class Task:
         grid = grid_for(self.tokens)
         recipe = VideoLike(grid, self.heads, self.head_dim, CONCENTRATIONS[self.concentration])
         return video_like(recipe, DTYPES[self.dtype])
+
+    @property
+    def key_fraction(self) -> float:
+        """Share of the keys that hold 95 % of the attention mass, mean over heads."""
+        q, k, _ = self.call()
+        return float(key_fraction(q, k).mean())
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..lab.report import style
 from .comparison import Comparison
+from .flops import flops_unit
 from .videos import (
     contact_sheet,
     difference,
@@ -66,7 +68,8 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    script, style = (_template(name) for name in ("report.js", "report.css"))
+    script = (files(TEMPLATES[0]) / TEMPLATES[1] / "report.js").read_text(encoding="utf-8").strip()
+    unit, factor = flops_unit([comparison.pflops(dense=True), comparison.pflops(dense=False)])
     page = environment.get_template("report.html").render(
         facts=comparison.to_dict(),
         cards=_cards(comparison),
@@ -78,15 +81,13 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         fps=fps,
         command=command,
         script=script,
-        style=style,
+        style=style("report.css", package=TEMPLATES[0]),
+        flops_unit=unit,
+        flops_factor=factor,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
     )
     return page.encode()
-
-
-def _template(name: str) -> str:
-    return (files(TEMPLATES[0]) / TEMPLATES[1] / name).read_text(encoding="utf-8").strip()
 
 
 def _captions(comparison: Comparison) -> dict[str, str]:

@@ -9,15 +9,20 @@ Nothing of size Nq x Nk is ever held: rows are taken in blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..types import Partition
-from .study import CHUNK_PAIRS, Sparse, Study
+from ....config import Config
+from ....types import Partition
+from ...captures import CapturedCall
+from ..subject import CHUNK_PAIRS, Sparse, Subject
 
 PARTITIONS = ("semantic", "response")
+MASS, MEMBERS = 0.9, 8  # of O1: the mass that keys must hold, and the rows that pool their keys
 IDENTITY_ROWS = 128
 
 
@@ -87,11 +92,11 @@ def sample_members(partition: Partition, members: int, most_groups: int) -> Tens
 
 
 def support(
-    study: Study, partition: str, mass: float = 0.9, members: int = 8, most_groups: int = 64
+    subject: Subject, partition: str, mass: float = 0.9, members: int = 8, most_groups: int = 64
 ) -> Support:
     """O1: tau_i of sampled rows, and gamma of the groups they were sampled from."""
-    call = study.call
-    grouping = study.group(study.config.replace(partition=partition))
+    call = subject.call
+    grouping = subject.group(subject.config.replace(partition=partition))
     rows = sample_members(grouping.query, members, most_groups)  # [groups, m]
     taus, gammas = [], []
     at_once = max(1, CHUNK_PAIRS // (members * call.k.shape[2]))
@@ -105,18 +110,20 @@ def support(
     return Support(partition, tau.median(-1).values, pooled, tau.flatten())
 
 
-def fidelity(study: Study, partition: str, density: float) -> Fidelity:
+def fidelity(subject: Subject, partition: str, density: float) -> Fidelity:
     """O2 under renormalised hard drop."""
-    sparse = study.sparse(study.config.replace(partition=partition, density=density))
-    retained = (sparse.lse - study.dense_lse)[0, 0, study.rows].double().exp().clamp(max=1.0)
-    mean, p99 = study.errors(sparse.out)
-    return Fidelity(partition, sparse.density, float(retained.mean()), mean, p99, identity_gap(study, sparse))
+    sparse = subject.sparse(subject.config.replace(partition=partition, density=density))
+    retained = (sparse.lse - subject.dense_lse)[0, 0, subject.rows].double().exp().clamp(max=1.0)
+    mean, p99 = subject.errors(sparse.out)
+    return Fidelity(
+        partition, sparse.density, float(retained.mean()), mean, p99, identity_gap(subject, sparse)
+    )
 
 
-def identity_gap(study: Study, sparse: Sparse, rows: int = IDENTITY_ROWS) -> float:
+def identity_gap(subject: Subject, sparse: Sparse, rows: int = IDENTITY_ROWS) -> float:
     """R = p_U (O_U - O_sp), checked on evenly spaced rows: the left side from the outputs of the operator and
     of dense attention, the right side from the omitted keys alone, in fp64."""
-    call, free = study.call, study.rows
+    call, free = subject.call, subject.rows
     chosen = free[torch.arange(min(rows, len(free))) * len(free) // min(rows, len(free))]
     worst = 0.0
     for block in chosen.split(max(1, CHUNK_PAIRS // (4 * call.k.shape[2]))):
@@ -126,19 +133,56 @@ def identity_gap(study: Study, sparse: Sparse, rows: int = IDENTITY_ROWS) -> flo
         weights = torch.where(skipped, scores.softmax(-1), 0.0)
         missing = weights.sum(-1, keepdim=True)  # p_U
         skipped_out = weights @ call.v[0, 0].double() / missing.clamp(min=torch.finfo(torch.float64).tiny)
-        sparse_out, dense = sparse.out[0, 0, block].double(), study.dense[0, 0, block].double()
+        sparse_out, dense = sparse.out[0, 0, block].double(), subject.dense[0, 0, block].double()
         gap = (dense - sparse_out) - missing * (skipped_out - sparse_out)
         worst = max(worst, float((gap.norm(dim=-1) / dense.norm(dim=-1).clamp(min=1e-30)).max()))
     return worst
 
 
-def affine(study: Study, partition: str) -> Affine:
+def affine(subject: Subject, partition: str) -> Affine:
     """O3: the oracle projection of the residual on [1, O_sp], over all routed rows."""
-    sparse = study.sparse(study.config.replace(partition=partition))
-    x = sparse.out[0, 0, study.rows].double()
-    residual = study.dense[0, 0, study.rows].double() - x
+    sparse = subject.sparse(subject.config.replace(partition=partition))
+    x = sparse.out[0, 0, subject.rows].double()
+    residual = subject.dense[0, 0, subject.rows].double() - x
     features = torch.cat([torch.ones_like(x[:, :1]), x], -1)  # [n, 1 + Dv]
     basis, strength, _ = torch.linalg.svd(features, full_matrices=False)
     basis = basis[:, strength > 1e-12 * strength.max()]
     outside = residual - basis @ (basis.mT @ residual)
     return Affine(partition, sparse.density, float(residual.square().sum()), float(outside.square().sum()))
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One call under the three observations."""
+
+    captured: CapturedCall
+    supports: dict[str, Support]
+    fidelities: list[Fidelity]
+    affines: dict[str, Affine]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.captured.model,
+            "call": self.captured.name,
+            "tokens": self.captured.tokens,
+            "support": {
+                name: {"row_median": found.row_median, "pooled_median": found.pooled_median}
+                for name, found in self.supports.items()
+            },
+            "fidelity": [vars(found) for found in self.fidelities],
+            "affine": {
+                name: {**vars(found), "explained": found.explained} for name, found in self.affines.items()
+            },
+        }
+
+
+@torch.no_grad()
+def observe(captured: CapturedCall, config: Config, densities: Sequence[float], groups: int) -> Observed:
+    """The three observations of one call; O1 looks at no more than `groups` query groups."""
+    subject = Subject(captured, config)
+    return Observed(
+        captured,
+        {name: support(subject, name, MASS, MEMBERS, groups) for name in PARTITIONS},
+        [fidelity(subject, name, density) for name in PARTITIONS for density in densities],
+        {name: affine(subject, name) for name in PARTITIONS},
+    )

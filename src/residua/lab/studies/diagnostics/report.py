@@ -1,48 +1,49 @@
-"""What the three observations found over many calls: tables, pictures, and verdicts on the paper's claims."""
+"""`residua analyze`: the observations of section 3 over a whole capture, as tables, pictures and verdicts on
+the paper's claims."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 import torch
 
-from . import figures
-from .captures import CapturedCall
-from .diagnostics import PARTITIONS, Affine, Fidelity, Support
-from .report import Finding, Picture
-from .tables import Table, share
+from ....config import Config
+from ... import figures
+from ...captures import CapturedCall
+from ...report import Finding, Picture, Report
+from ...tables import Table, share
+from ..common import Watch, facts, few, watched
+from .measure import MASS, MEMBERS, PARTITIONS, Fidelity, Observed, observe
 
-MASS, MEMBERS = 0.9, 8
+DENSITIES = (0.12, 0.22, 0.35)
 ALIKE = 0.1  # routes whose omitted mass differs by less than this part of it are compared with each other
 
 
-@dataclass(frozen=True)
-class Observed:
-    """One call under the three observations."""
-
-    captured: CapturedCall
-    supports: dict[str, Support]
-    fidelities: list[Fidelity]
-    affines: dict[str, Affine]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.captured.model,
-            "call": self.captured.name,
-            "tokens": self.captured.tokens,
-            "support": {
-                name: {"row_median": found.row_median, "pooled_median": found.pooled_median}
-                for name, found in self.supports.items()
-            },
-            "fidelity": [vars(found) for found in self.fidelities],
-            "affine": {
-                name: {**vars(found), "explained": found.explained} for name, found in self.affines.items()
-            },
-        }
+def analyze(
+    calls: Sequence[CapturedCall],
+    config: Config,
+    command: str,
+    quick: bool = False,
+    watch: Watch | None = None,
+) -> Report:
+    """Observes every call (a few with `quick`) and writes the report."""
+    chosen = few(calls) if quick else list(calls)
+    densities = tuple(sorted({config.density} if quick else {*DENSITIES, config.density}))
+    groups = 16 if quick else 64
+    found = [observe(captured, config, densities, groups) for captured in watched(chosen, watch)]
+    return Report(
+        title="Structure of captured attention",
+        lead="How many keys a row needs and how many a shared route needs, what the kept mass says about the "
+        "error, and how much of the missing part an affine map can restore.",
+        command=command,
+        tables=[support_table(found), fidelity_table(found), affine_table(found), call_table(found)],
+        pictures=pictures(found),
+        findings=findings(found),
+        facts=facts(chosen, calls, config),
+        data={"calls": [item.to_dict() for item in found], "config": config.to_dict()},
+    )
 
 
 def per_model(found: Sequence[Observed]) -> dict[str, list[Observed]]:

@@ -14,9 +14,10 @@ from .. import doctor
 from ..config import Config
 from ..diffusers.quality import find_quality
 from ..errors import InputError
-from ..lab.metrics import Lpips
+from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
+from .flops import flops_unit
 from .run import Request
 
 FILES = ("compare.md", "compare.json", "compare.png")
@@ -89,10 +90,10 @@ def settings(
         Config(density=density, partition=partition, reconstruction=reconstruction)
         for partition, reconstruction, density in itertools.product(partitions, reconstructions, densities)
     ]
-    ceiling, judging = max(densities, default=Config().density), _judging(reconstructions, max_errors)
+    ceiling, estimating = max(densities, default=Config().density), _estimating(reconstructions, max_errors)
     configs += [
         Config(density=ceiling, partition=partition, reconstruction=reconstruction, max_error=bound)
-        for partition, reconstruction, bound in itertools.product(partitions, judging, max_errors)
+        for partition, reconstruction, bound in itertools.product(partitions, estimating, max_errors)
     ]
     todo = [replace(base, config=config) for config in configs]
     todo += [replace(base, quality=name) for name in qualities]
@@ -101,7 +102,7 @@ def settings(
     return todo
 
 
-def _judging(reconstructions: Sequence[str], max_errors: Sequence[float]) -> list[str]:
+def _estimating(reconstructions: Sequence[str], max_errors: Sequence[float]) -> list[str]:
     """The reconstructions that estimate an error which can be bounded."""
     found = [name for name in reconstructions if name not in RECONSTRUCTIONS or RECONSTRUCTIONS[name].all_in]
     if max_errors and not found:
@@ -112,7 +113,7 @@ def _judging(reconstructions: Sequence[str], max_errors: Sequence[float]) -> lis
     return found
 
 
-def sweep(
+def rows_so_far(
     pipe: Any,
     model: str,
     requests: Sequence[Request],
@@ -145,23 +146,30 @@ def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]
     return dict(zip(FILES, (markdown(rows, facts).encode(), text.encode(), plot(rows)), strict=True))
 
 
+def in_readable_flops(rows: Sequence[Row]) -> tuple[str, list[Row]]:
+    """The rows with their `pflops` in a unit that can be read, and that unit."""
+    unit, factor = flops_unit(row.pflops for row in rows)
+    return unit, [row if row.pflops is None else replace(row, pflops=factor * row.pflops) for row in rows]
+
+
 def cells(row: Row, columns: Iterable[str] = COLUMNS) -> list[str]:
     values = asdict(row)
     return [_cell(name, values[name]) for name in columns]
 
 
 def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    unit, rows = in_readable_flops(rows)
     lines = [
         f"# {facts['model']}: quality against efficiency",
         "",
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
         f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
         "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
-        "dense attention, with probes, router and tail; PFLOPs of the transformer (self-attention and matrix "
+        "dense attention, with probes, router and tail; FLOPs of the transformer (self-attention and matrix "
         "products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
         "",
-        "| " + " | ".join(COLUMNS.values()) + " |",
+        "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",
         "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
         *("| " + " | ".join(cells(row)) + " |" for row in rows),
         "",

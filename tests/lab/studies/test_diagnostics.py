@@ -6,9 +6,17 @@ import pytest
 import torch
 
 from residua import Config
-from residua.lab import CaptureWriter, read_captures, study
-from residua.lab.diagnostics import affine, fidelity, identity_gap, row_support, sample_members, support
-from residua.lab.study import Study, dense_rows
+from residua.lab import CaptureWriter, read_captures
+from residua.lab.studies import subject
+from residua.lab.studies.diagnostics.measure import (
+    affine,
+    fidelity,
+    identity_gap,
+    row_support,
+    sample_members,
+    support,
+)
+from residua.lab.studies.subject import Subject, dense_rows
 from residua.synthetic import VideoLike, video_like
 
 CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="portable")
@@ -16,14 +24,14 @@ CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backe
 
 @pytest.fixture(scope="module", params=[None, ((256, 270),)], ids=["video", "text"])
 def case(request, tmp_path_factory):
-    """A study and all of A, in fp64. With text, the last 14 tokens are pinned and exact."""
+    """A call and all of A, in fp64. With text, the last 14 tokens are pinned and exact."""
     tokens = 270 if request.param else 256
     q, k, v = video_like(VideoLike(grid=(tokens // 2, 1, 2), heads=1, head_dim=32))
     folder = tmp_path_factory.mktemp("capture")
     CaptureWriter(folder, "synthetic").add(
         q[0, 0], k[0, 0], v[0, 0], layer=0, head=0, scale=0.2, text=request.param, text_queries=request.param
     )
-    made = Study(read_captures(folder)[0], CONFIG)
+    made = Subject(read_captures(folder)[0], CONFIG)
     a = (0.2 * made.call.q[0, 0].double() @ made.call.k[0, 0].double().mT).softmax(-1)
     return made, a
 
@@ -37,7 +45,7 @@ def kept_mask(sparse) -> torch.Tensor:
 
 def test_dense_rows_in_blocks_are_dense_attention(case, monkeypatch):
     made, a = case
-    monkeypatch.setattr(study, "CHUNK_PAIRS", 1000)  # three rows at a time
+    monkeypatch.setattr(subject, "CHUNK_PAIRS", 1000)  # three rows at a time
     out, lse = dense_rows(made.call)
     assert torch.allclose(out[0, 0].double(), a @ made.call.v[0, 0].double(), atol=1e-5)
     scores = 0.2 * made.call.q[0, 0].double() @ made.call.k[0, 0].double().mT

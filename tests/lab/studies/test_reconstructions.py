@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from study_results import made
 
 import residua
 from residua import Config
 from residua.lab import CaptureWriter, read_captures
-from residua.lab.comparing_repairs import (
+from residua.lab.studies.reconstructions.measure import (
+    AS_IT_IS,
+    COMPARED,
+    COMPARISON,
+    DENSITIES,
+    INGREDIENTS,
+    Bench,
+    at,
+    ingredients,
+    measure,
+)
+from residua.lab.studies.reconstructions.report import (
     TITLES,
     WORSE,
     at_most,
@@ -21,25 +33,12 @@ from residua.lab.comparing_repairs import (
     worse_calls,
     worse_tables,
 )
-from residua.lab.estimates import Spread, estimate_findings, estimate_table, pairs_of
-from residua.lab.repairs import (
-    AS_IT_IS,
-    COMPARED,
-    COMPARISON,
-    DENSITIES,
-    INGREDIENTS,
-    Bench,
-    Run,
-    at,
-    ingredients,
-    measure,
-)
-from residua.lab.study import Study
+from residua.lab.studies.subject import Subject
 from residua.row_error import relative_row_error
 from residua.sizing import resolve
 from residua.synthetic import VideoLike, video_like
 
-SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
+SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "mini"
 CONFIG = Config(probes=24, backend="portable")
 
 
@@ -61,28 +60,9 @@ def results(calls):
     return measure(calls, CONFIG)
 
 
-def made(reconstruction: str, target: float, mean: float, **changes) -> Run:
-    run = Run(
-        COMPARISON,
-        at(reconstruction, target),
-        "m",
-        "c",
-        mean,
-        2 * mean,
-        target,
-        target,
-        4096,
-        target,
-        mean,
-        "",
-        (),
-    )
-    return replace(run, **changes)
-
-
 def test_errors_are_those_of_the_operator_on_rows_it_has_not_probed(calls):
     for captured in calls:
-        bench = Bench(Study(captured, CONFIG))
+        bench = Bench(Subject(captured, CONFIG))
         rows = torch.arange(captured.tokens)
         for reconstruction in COMPARED:
             config = CONFIG.replace(reconstruction=reconstruction)
@@ -90,11 +70,11 @@ def test_errors_are_those_of_the_operator_on_rows_it_has_not_probed(calls):
                 *captured.load(), config, scale=captured.scale, pinned_keys=captured.text,
                 exact_queries=captured.text_queries, return_receipt=True,
             )  # fmt: skip
-            errors = relative_row_error(out, bench.study.dense)[0, 0]
+            errors = relative_row_error(out, bench.subject.dense)[0, 0]
             probed = bench.probed(config)
             assert len(probed) == (0 if reconstruction == "none" else 24)
             assert not len(probed) or float(errors[probed].max()) < 1e-4
-            text = torch.isin(rows, bench.study.call.exact_queries.index(rows.device))
+            text = torch.isin(rows, bench.subject.call.exact_queries.index(rows.device))
             found = bench.run(COMPARISON, reconstruction, config)
             assert found.mean == pytest.approx(
                 float(errors[~torch.isin(rows, probed) & ~text].mean()), rel=1e-5
@@ -142,8 +122,8 @@ def test_ingredients_change_one_thing_at_a_time(calls):
 
 
 def test_settings_that_a_call_cuts_to_the_same_run_once(calls):
-    bench = Bench(Study(calls[0], CONFIG))
-    groups = resolve(CONFIG, bench.study.call).kv_groups
+    bench = Bench(Subject(calls[0], CONFIG))
+    groups = resolve(CONFIG, bench.subject.call).kv_groups
     first, second = (
         bench.run(INGREDIENTS, "x", CONFIG.replace(summary_slots=slots)) for slots in (groups, 4 * groups)
     )
@@ -219,45 +199,6 @@ def test_calls_on_which_anchored_is_worse_are_listed_with_what_they_chose():
     found = reconstruction_findings(runs)[-1]
     assert found.holds is False and "1 of 2" in found.evidence and "it chose plain" in found.evidence
     assert worse_tables([]) == [] and reconstruction_findings([])[-1].verdict == "not measured"
-
-
-def test_the_spread_of_estimates_is_that_of_their_ratios():
-    found = Spread.of([(0.1, 0.1 * ratio) for ratio in (0.5, 0.7, 1.0, 1.4, 2.0)])
-    assert found.median == pytest.approx(1.0) and found.within == pytest.approx(0.6) and found.calls == 5
-    assert 0.5 <= found.low < 0.7 and 1.4 < found.high <= 2.0
-    assert Spread.of([]) is None
-
-
-def test_only_calls_with_an_error_and_an_estimate_are_compared():
-    runs = [
-        made("anchored", 0.22, 0.1, estimate=0.12),
-        made("anchored", 0.08, 0.2, estimate=0.1, model="other"),
-        made("anchored", 0.14, 0.0),
-        made("anchored", 0.14, 0.1, estimate=None),
-        made("anchored", 0.14, 0.1, estimate=float("nan")),
-        made("anchored", 0.22, 0.3, table=INGREDIENTS),
-        made("probe", 0.22, 0.3, estimate=0.1),
-    ]
-    assert pairs_of(runs, "anchored") == [(0.1, 0.12), (0.2, 0.1)]
-    assert pairs_of(runs, "anchored", "other") == [(0.2, 0.1)]
-    assert pairs_of(runs, "anchored", densities=[0.22]) == [(0.1, 0.12)]
-    rows = {row[0]: row[1:] for row in estimate_table(runs).rows}
-    assert rows["anchored, all"][0] == "2" and rows["probe, 22 %"] == ("1", "0.33", "0.33", "0.33", "0 %")
-    assert "anchored, 14 %" not in rows
-
-
-def test_findings_about_estimates_follow_the_ratios():
-    def verdicts(ours: float, paper: float) -> list[str]:
-        runs = [
-            made("anchored", 0.22, 0.1, estimate=0.1 * ours),
-            made("probe", 0.22, 0.1, estimate=0.1 * paper),
-        ]
-        return [item.verdict for item in estimate_findings(runs)]
-
-    assert verdicts(1.05, 0.5) == ["confirmed", "confirmed", "confirmed"]
-    assert verdicts(1.4, 1.0) == ["confirmed", "contradicted", "contradicted"]
-    assert verdicts(2.0, 0.95) == ["contradicted", "contradicted", "contradicted"]
-    assert {item.verdict for item in estimate_findings([])} == {"not measured"}
 
 
 def test_the_shipped_capture_repeats_bit_for_bit():

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ..config import Config
-from . import figures
-from .analysis import Watch, facts, few
-from .captures import CapturedCall
-from .estimates import FACTOR, estimate_findings, estimate_table, pairs_of
-from .repairs import AS_IT_IS, COMPARED, COMPARISON, DENSITIES, INGREDIENTS, Run, at, measure
-from .report import Finding, Picture, Report
-from .summary import ALL, average, models_of, of, settings_of
-from .tables import Table, pair, share
+from ....config import Config
+from ... import figures
+from ...captures import CapturedCall
+from ...report import Finding, Picture, Report
+from ...tables import Table, pair, share
+from ..common import Watch, facts, few
+from ..estimates.report import estimate_findings, estimate_picture, estimate_table
+from ..results import ALL, average, models_of, of, settings_of
+from .measure import AS_IT_IS, COMPARED, COMPARISON, DENSITIES, INGREDIENTS, Run, at, measure
 
 TITLES = {"none": "none: hard drop", "probe": "probe: the paper's", "tail": "tail", "anchored": "anchored"}
 LONG = 16_384  # tokens from which the fixed cost of a tail is small
@@ -23,8 +23,8 @@ WORSE = 1.05  # than the paper's method by more than this is worth a line
 UNPROBED = "Mean / p99 of the relative row error, rows that the variant has not probed, averaged over calls."
 CHARGED = "The target pays for all of tail and anchored; the routing of the first two is not charged."
 COST = (
-    "all work of a receipt (pairs, probes, routing, tail, judging) as a share of dense attention; grouping "
-    "is time, not attention, and not in it"
+    "all work of a receipt (pairs, probes, routing, summary, choosing) as a share of dense attention; "
+    "grouping is time, not attention, and not in it"
 )
 
 
@@ -233,22 +233,16 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
         for model in models[:3]
         for place, name in enumerate(("mean", "p99"))
     }
-    scatter = {
-        TITLES[reconstruction]: {model: pairs_of(results, reconstruction, model) for model in models}
-        for reconstruction in ("anchored", "probe")
-    }
     return [
         Picture(
-            "repairs", "Error over cost",
+            "reconstructions", "Error over cost",
             "Cost of everything but grouping, as the receipts have it, at the targets of the tables; the "
             "routing of hard drop and of the paper's method is in it too.",
-            figures.curves(panels, "cost, % of dense attention", "row error", log=True),
+            figures.curves(
+                panels, "cost, % of dense attention", "row error", log=True, residua=TITLES["anchored"]
+            ),
         ),
-        Picture(
-            "estimates", "What a call says of its error, and what it is",
-            f"A point is one call at one density. Dashed: the same; shaded: within a factor of {FACTOR:g}.",
-            figures.estimate_scatter(scatter, FACTOR),
-        ),
+        estimate_picture(results, models),
     ]  # fmt: skip
 
 

@@ -4,20 +4,23 @@ rows that no variant has probed."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..sizing import resolve
-from ..types import Grouping, Probes
-from .captures import CapturedCall
-from .study import Sparse, Study
+from ....config import Config
+from ....sizing import resolve
+from ....types import Grouping, Probes
+from ...captures import CapturedCall
+from ..common import Watch, watched
+from ..results import Result
+from ..subject import Sparse, Subject
 
 DENSITIES = (0.12, 0.17, 0.22, 0.28, 0.35)
+QUICK_DENSITIES = (0.12, 0.22, 0.35)
 PROBE_COUNTS = (16, 32, 64, 128, 256)
 RANKS = (4, 8, 16, 32, 64)
 COLD_STEPS = (1, 2, 5, 10, 25)
@@ -43,28 +46,15 @@ RANDOM, UNIFORM, STRATIFIED = (
 RIDGE, SUBSPACE = "ridge only", "ridge + probe-residual subspace"
 
 
-@dataclass(frozen=True)
-class Result:
-    """Error of one variant on one call."""
-
-    table: str
-    setting: str
-    model: str
-    call: str
-    mean: float
-    p99: float
-    density: float  # executed pairs over all, probe rows included where they are used
-
-
 class Ablation:
     """The tables of one call."""
 
-    def __init__(self, study: Study) -> None:
-        self.study = study
-        self.config = study.config
-        self.sizes = resolve(study.config, study.call)
-        self.response = study.sparse(self._config("response"))
-        self.probes = study.probes(self.response.grouping, self.sizes.probes, "stratified")
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.config = subject.config
+        self.sizes = resolve(subject.config, subject.call)
+        self.response = subject.sparse(self._config("response"))
+        self.probes = subject.probes(self.response.grouping, self.sizes.probes, "stratified")
 
     def _config(self, partition: str, density: float | None = None) -> Config:
         return self.config.replace(partition=partition, density=density or self.config.density)
@@ -72,7 +62,7 @@ class Ablation:
     def _result(
         self, table: str, setting: str, errors: tuple[float, float], routed: float, probes: int
     ) -> Result:
-        captured = self.study.captured
+        captured = self.subject.captured
         density = routed + probes / captured.tokens
         return Result(table, setting, captured.model, captured.name, *errors, density)
 
@@ -80,14 +70,14 @@ class Ablation:
         self, sparse: Sparse, probes: Probes, rank: int | None = None, subspace: bool = True
     ) -> Tensor:
         rank = self.sizes.residual_rank if rank is None else rank
-        return self.study.reconstruction(sparse, probes, rank, self.config.ridge, subspace)
+        return self.subject.reconstruction(sparse, probes, rank, self.config.ridge, subspace)
 
     def partition_and_reconstruction(self) -> Iterator[Result]:
         """Table 2."""
-        study, count = self.study, self.sizes.probes
-        semantic = study.sparse(self._config("semantic"))
-        key_response = study.sparse(self._config("key-response"))
-        own = study.probes(semantic.grouping, count, "stratified")
+        subject, count = self.subject, self.sizes.probes
+        semantic = subject.sparse(self._config("semantic"))
+        key_response = subject.sparse(self._config("key-response"))
+        own = subject.probes(semantic.grouping, count, "stratified")
         hard = {SEMANTIC: semantic, KEY_RESPONSE: key_response, RESPONSE: self.response}
         reconstructed = {
             SEMANTIC_RECONSTRUCTED: (semantic, self.probes),
@@ -95,40 +85,40 @@ class Ablation:
             SPARSEPR: (self.response, self.probes),
         }
         for setting, sparse in hard.items():
-            errors = study.errors(sparse.out, self.probes, own)
+            errors = subject.errors(sparse.out, self.probes, own)
             yield self._result(PARTITION_TABLE, setting, errors, sparse.density, 0)
         for setting, (sparse, probes) in reconstructed.items():
-            errors = study.errors(self._reconstructed(sparse, probes), self.probes, own)
+            errors = subject.errors(self._reconstructed(sparse, probes), self.probes, own)
             yield self._result(PARTITION_TABLE, setting, errors, sparse.density, count)
 
     def density_sweep(self, densities: Sequence[float] = DENSITIES) -> Iterator[Result]:
         """Table 3; the setting is `method @ density`."""
-        study = self.study
+        subject = self.subject
         for density in densities:
-            kept = resolve(self._config("response", density), study.call).probes
+            kept = resolve(self._config("response", density), subject.call).probes
             for partition, hard, reconstructed in (
                 ("semantic", SEMANTIC, SEMANTIC_RECONSTRUCTED),
                 ("response", RESPONSE, SPARSEPR),
             ):
-                sparse = study.sparse(self._config(partition, density))
-                grouping = study.group(self._config("response", density))
-                probes = study.probes(grouping, kept, "stratified")
-                errors = study.errors(sparse.out, probes)
+                sparse = subject.sparse(self._config(partition, density))
+                grouping = subject.group(self._config("response", density))
+                probes = subject.probes(grouping, kept, "stratified")
+                errors = subject.errors(sparse.out, probes)
                 yield self._result(DENSITY_TABLE, f"{hard} @ {density:g}", errors, sparse.density, 0)
-                errors = study.errors(self._reconstructed(sparse, probes), probes)
+                errors = subject.errors(self._reconstructed(sparse, probes), probes)
                 yield self._result(
                     DENSITY_TABLE, f"{reconstructed} @ {density:g}", errors, sparse.density, kept
                 )
 
     def probe_design(self) -> Iterator[Result]:
         """Table 4, with the response-coupled partition."""
-        study, count, grouping = self.study, self.sizes.probes, self.response.grouping
-        random = [study.probes(grouping, count, "random", seed) for seed in range(RANDOM_DRAWS)]
+        subject, count, grouping = self.subject, self.sizes.probes, self.response.grouping
+        random = [subject.probes(grouping, count, "random", seed) for seed in range(RANDOM_DRAWS)]
         uniform = self._uniform(count)
         every = (self.probes, uniform, *random)
 
         def errors(probes: Probes, subspace: bool = True) -> tuple[float, float]:
-            return study.errors(self._reconstructed(self.response, probes, subspace=subspace), *every)
+            return subject.errors(self._reconstructed(self.response, probes, subspace=subspace), *every)
 
         drawn = [errors(probes) for probes in random]
         stratified = errors(self.probes)
@@ -144,40 +134,40 @@ class Ablation:
 
     def _uniform(self, count: int) -> Probes:
         """Evenly spread over frames, height and width; over the sequence if the grid is not known."""
-        study, grid = self.study, self.study.captured.grid
-        if grid is None or grid[0] * grid[1] * grid[2] != len(study.rows):
-            return study.probes(self.response.grouping, count, "uniform")
-        rows = study.rows[lattice(grid, count)][None, None]
-        return study.at(rows, study.weights(self.response.grouping, rows))
+        subject, grid = self.subject, self.subject.captured.grid
+        if grid is None or grid[0] * grid[1] * grid[2] != len(subject.rows):
+            return subject.probes(self.response.grouping, count, "uniform")
+        rows = subject.rows[lattice(grid, count)][None, None]
+        return subject.at(rows, subject.weights(self.response.grouping, rows))
 
     def probe_budget(self) -> Iterator[Result]:
         """More probes, and more directions, on the same route."""
-        study, grouping = self.study, self.response.grouping
-        counts = [count for count in PROBE_COUNTS if count <= len(study.rows) // 4]
-        sets = {count: study.probes(grouping, count, "stratified") for count in counts}
+        subject, grouping = self.subject, self.response.grouping
+        counts = [count for count in PROBE_COUNTS if count <= len(subject.rows) // 4]
+        sets = {count: subject.probes(grouping, count, "stratified") for count in counts}
         for count, probes in sets.items():
             rank = min(self.sizes.residual_rank, count)
-            errors = study.errors(self._reconstructed(self.response, probes, rank), *sets.values())
+            errors = subject.errors(self._reconstructed(self.response, probes, rank), *sets.values())
             yield self._result(COUNT_TABLE, f"{count}", errors, self.response.density, count)
         for rank in RANKS:
-            if rank <= min(study.call.v.shape[-1], self.sizes.probes):
-                errors = study.errors(self._reconstructed(self.response, self.probes, rank), self.probes)
+            if rank <= min(subject.call.v.shape[-1], self.sizes.probes):
+                errors = subject.errors(self._reconstructed(self.response, self.probes, rank), self.probes)
                 routed, count = self.response.density, self.sizes.probes
                 yield self._result(RANK_TABLE, f"{rank}", errors, routed, count)
 
     def iterations(self, earlier: tuple[Tensor, Tensor] | None) -> Iterator[Result]:
         """K-means steps from a cold start, and from the centroids of an earlier step of the same site."""
-        study, base = self.study, self._config("response")
+        subject, base = self.subject, self._config("response")
         for steps in COLD_STEPS:
             config = base.replace(kmeans_cold=steps)
-            yield from self._iterated(f"cold, {steps}", study.group(config))
+            yield from self._iterated(f"cold, {steps}", subject.group(config))
         for steps in WARM_STEPS if earlier is not None else ():
             config = base.replace(kmeans_warm=steps)
-            yield from self._iterated(f"warm, {steps}", study.group(config, earlier))
+            yield from self._iterated(f"warm, {steps}", subject.group(config, earlier))
 
     def _iterated(self, setting: str, grouping: Grouping) -> Iterator[Result]:
-        sparse = self.study.sparse(self._config("response"), grouping)
-        errors = self.study.errors(self._reconstructed(sparse, self.probes), self.probes)
+        sparse = self.subject.sparse(self._config("response"), grouping)
+        errors = self.subject.errors(self._reconstructed(sparse, self.probes), self.probes)
         yield self._result(ITERATION_TABLE, setting, errors, sparse.density, self.sizes.probes)
 
     @property
@@ -220,3 +210,26 @@ def in_order(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
 
 def site(call: CapturedCall) -> tuple[str, int | str, int, str]:
     return call.model, call.layer, call.head, call.branch
+
+
+@torch.no_grad()
+def measure(
+    calls: Sequence[CapturedCall], config: Config, quick: bool = False, watch: Watch | None = None
+) -> list[Result]:
+    """Every table on every call, one call in memory at a time."""
+    ordered = in_order(calls)
+    several_steps = max(Counter(map(site, ordered)).values()) > 1
+    results: list[Result] = []
+    centroids: dict[object, tuple[Tensor, Tensor]] = {}  # of the last call of each site
+    for captured in watched(ordered, watch):
+        ablation = Ablation(Subject(captured, config))
+        results += ablation.partition_and_reconstruction()
+        results += ablation.density_sweep(QUICK_DENSITIES if quick else DENSITIES)
+        results += ablation.probe_design()
+        if not quick:
+            results += ablation.probe_budget()
+            earlier = centroids.get(site(captured))
+            if earlier is not None or not several_steps:
+                results += ablation.iterations(earlier)
+            centroids[site(captured)] = ablation.centroids
+    return results

@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..accounting import Receipt
-from ..attention import attention
-from ..config import Config
-from ..reconstruction import RECONSTRUCTIONS
-from ..sizing import Sizes, resolve
-from .ablations import Result
-from .analysis import Watch
-from .captures import CapturedCall
-from .study import Study
+from ....accounting import Receipt
+from ....attention import attention
+from ....config import Config
+from ....reconstruction import RECONSTRUCTIONS
+from ....sizing import Sizes, resolve
+from ...captures import CapturedCall
+from ..common import Watch, watched
+from ..results import Result
+from ..subject import Subject
 
 DENSITIES = (0.08, 0.14, 0.22)
 COMPARED = ("none", "probe", "tail", "anchored")
 DRIFT_RANKS = (0, 8, 32)
 SLOTS = (32, 64, 128, 256)
 
-COMPARISON, INGREDIENTS = "repairs", "ingredients"
+COMPARISON, INGREDIENTS = "reconstructions", "ingredients"
 AS_IT_IS = "as it is"
 
 
@@ -44,8 +44,8 @@ class Run(Result):
 class Bench:
     """One captured call under many settings."""
 
-    def __init__(self, study: Study) -> None:
-        self.study = study
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
         self._done: dict[Config, tuple[tuple[float, float], Receipt]] = {}
 
     def compare(self, config: Config, densities: Sequence[float]) -> Iterator[Run]:
@@ -57,12 +57,12 @@ class Bench:
 
     def take_apart(self, config: Config) -> Iterator[Run]:
         """Anchored reconstruction with one thing changed at a time, at the density of the config."""
-        for setting, changed in ingredients(config, resolve(config, self.study.call)).items():
+        for setting, changed in ingredients(config, resolve(config, self.subject.call)).items():
             yield self.run(INGREDIENTS, setting, changed)
 
     def run(self, table: str, setting: str, config: Config) -> Run:
         (mean, p99), receipt = self._measured(config)
-        captured = self.study.captured
+        captured = self.subject.captured
         return Run(
             table, setting, captured.model, captured.name, mean, p99, receipt.density, config.density,
             captured.tokens, receipt.cost, receipt.error,
@@ -70,23 +70,23 @@ class Bench:
         )  # fmt: skip
 
     def _measured(self, config: Config) -> tuple[tuple[float, float], Receipt]:
-        key = settled(config, resolve(config, self.study.call))
+        key = settled(config, resolve(config, self.subject.call))
         if key not in self._done:
-            call, captured = self.study.call, self.study.captured
+            call, captured = self.subject.call, self.subject.captured
             out, receipt = attention(
                 call.q, call.k, call.v, config, scale=captured.scale, pinned_keys=captured.text,
                 exact_queries=captured.text_queries, return_receipt=True,
             )  # fmt: skip
-            self._done[key] = self.study.errors_at(out, self.probed(config)), receipt
+            self._done[key] = self.subject.errors_at(out, self.probed(config)), receipt
         return self._done[key]
 
     def probed(self, config: Config) -> Tensor:
         """The rows that a call computes exactly as its probes, found anew.  # [M] int64"""
-        method, count = RECONSTRUCTIONS[config.reconstruction], resolve(config, self.study.call).probes
+        count = resolve(config, self.subject.call).probes
         if not count:
             return torch.empty(0, dtype=torch.long)
-        policy = method.policy(config)
-        return self.study.probes(self.study.group(config), count, policy).rows.flatten()
+        policy = RECONSTRUCTIONS[config.reconstruction].policy(config)
+        return self.subject.probes(self.subject.group(config), count, policy).rows.flatten()
 
 
 def at(reconstruction: str, density: float) -> str:
@@ -122,13 +122,9 @@ def measure(
 ) -> list[Run]:
     """Every setting on every call, one call in memory at a time."""
     results: list[Run] = []
-    for place, captured in enumerate(calls):
-        if watch is not None:
-            watch(place, len(calls), f"{captured.model} {captured.name}")
-        bench = Bench(Study(captured, config))
+    for captured in watched(calls, watch):
+        bench = Bench(Subject(captured, config))
         results += bench.compare(config, DENSITIES)
         if not quick:
             results += bench.take_apart(config)
-    if watch is not None:
-        watch(len(calls), len(calls), "done")
     return results

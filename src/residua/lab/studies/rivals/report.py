@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Sequence
 
 import torch
 
-from ...errors import InputError
-from ..report import Finding, Picture, Report
-from ..tables import Table, share
-from .base import RIVALS, find
-from .study import Measurement, Refusal, Settings
+from ... import figures
+from ...report import Finding, Picture, Report
+from ...rivals import RIVALS, find
+from ...tables import Table, share
+from .measure import Measurement, Refusal, Settings
 
 PAPER, OURS = "sparsepr", "anchored"
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
@@ -59,8 +58,8 @@ def error_table(found: Sequence[Measurement], refused: Sequence[Refusal], model:
     for method in methods(found, model):
         items = of(found, model, method)
         names = ("mean", "p99", "held_out_mean", "held_out_p99")
-        figures = [f"{average(items, name):.4f}" for name in names]
-        rows.append((RIVALS[method].title, *figures, better_calls(found, model, method)))
+        errors = [f"{average(items, name):.4f}" for name in names]
+        rows.append((RIVALS[method].title, *errors, better_calls(found, model, method)))
     calls = len({item.call for item in found if item.model == model})
     left_out = [f"Not run: {RIVALS[r.method].title}: {r.reason}." for r in refused if r.model == model]
     note = " ".join([ERROR_NOTE, *left_out])
@@ -133,33 +132,23 @@ def _least(model: str, method: str, errors: dict[str, float], kind: str) -> list
 
 def figure(found: Sequence[Measurement]) -> Picture:
     """Errors as bars, best at the top, a panel per model, with the CPU time beside each."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise InputError("a figure needs matplotlib; pip install residua[lab]") from missing
-    names = models(found)
-    canvas = Figure(figsize=(6.6 * len(names), 4.8), layout="constrained")
-    for axes, model in zip(canvas.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        bars = sorted(bars_of(found, model), key=lambda bar: -bar[1])
-        for place, (method, error, milliseconds) in enumerate(bars):
-            rival = RIVALS[method]
-            colour = "#d2593c" if method in (PAPER, OURS) else "#b9bec9" if rival.reference else "#3563d9"
-            axes.barh(place, error, color=colour)
-            time = "" if rival.reference else f", {milliseconds:.0f} ms"
-            axes.annotate(
-                f"{error:.4f}{time}", (error, place), (4, 0), textcoords="offset points", va="center", size=8
+    panels = {}
+    for model in models(found):
+        panels[model] = [
+            (
+                RIVALS[method].title,
+                error,
+                f"{error:.4f}" + ("" if RIVALS[method].reference else f", {milliseconds:.0f} ms"),
             )
-        axes.set_yticks(range(len(bars)), [RIVALS[method].title for method, _, _ in bars], fontsize=9)
-        axes.set_xlim(0, 1.35 * max(error for _, error, _ in bars) or 1.0)
-        axes.set_xlabel("mean relative row error")
-        axes.set_title(model)
-    stream = io.BytesIO()
-    canvas.savefig(stream, format="png", dpi=130, metadata={"Software": None})
+            for method, error, milliseconds in bars_of(found, model)
+        ]
+    references = [rival.title for rival in RIVALS.values() if rival.reference]
     caption = (
         "Mean over the calls of a model, on rows that no method has probed; CPU time of the whole method. "
-        "Red: Residua; anchored is charged for everything. Grey: not a method that could be run."
+        "Blue: Residua's own method, which is charged for everything. Light: not a method that could be run."
     )
-    return Picture("rivals", "Error at the same density", caption, stream.getvalue())
+    drawing = figures.ranked(panels, "mean relative row error", RIVALS[OURS].title, references)
+    return Picture("rivals", "Error at the same density", caption, drawing)
 
 
 def bars_of(found: Sequence[Measurement], model: str) -> list[tuple[str, float, float]]:

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import run
 
 from residua.bench import sweep
 from residua.bench.attention import Measurement, Task, measure, write_json
 from residua.bench.memory import peak_extra_bytes
-from residua.cli import app
 from residua.errors import BackendError, InputError
 from residua.execution.portable import Portable
 
@@ -100,9 +99,9 @@ def test_the_command_writes_json_and_never_over_it(tmp_path):
     target = tmp_path / "out.json"
     command = ["bench", "attention", "--tokens", "256", "--heads", "1", "--head-dim", "16", "--repeats", "1"]
     command += ["--backend", "portable", "--json", str(target)]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    assert run(*command).exit_code == 0
     before = target.read_text()
     assert json.loads(before)["task"]["tokens"] == 256
-    assert CliRunner().invoke(app, command).exit_code == 2
+    assert run(*command).exit_code == 2
     assert target.read_text() == before
-    assert CliRunner().invoke(app, [*command, "--force"]).exit_code == 0
+    assert run(*command, "--force").exit_code == 0

@@ -10,15 +10,15 @@ import torch
 import residua
 from residua import Config
 from residua.lab import CaptureWriter, read_captures
-from residua.lab import ablations as ab
-from residua.lab.ablating import measure
-from residua.lab.ablations import Ablation, Result, in_order, lattice
-from residua.lab.study import Study
-from residua.lab.summary import ablation_findings, ablation_tables, average, of
+from residua.lab.studies.ablations import measure as ab
+from residua.lab.studies.ablations.measure import Ablation, in_order, lattice, measure
+from residua.lab.studies.ablations.report import ablation_findings, ablation_tables
+from residua.lab.studies.results import Result, average, of
+from residua.lab.studies.subject import Subject
 from residua.row_error import relative_row_error
 from residua.synthetic import VideoLike, video_like
 
-SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
+SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "mini"
 CONFIG = Config.paper(density=0.3, probes=24, query_groups=12, kv_groups=24, backend="portable")
 
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ablation(folder):
-    return Ablation(Study(read_captures(folder)[0], CONFIG))
+    return Ablation(Subject(read_captures(folder)[0], CONFIG))
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +49,12 @@ def named(results, table):
 
 
 def test_sparsepr_of_the_tables_is_the_operator(ablation):
-    study = ablation.study
+    subject = ablation.subject
     out, receipt = residua.attention(
-        *study.captured.load(), CONFIG, scale=study.captured.scale, return_receipt=True
+        *subject.captured.load(), CONFIG, scale=subject.captured.scale, return_receipt=True
     )
     dense = torch.nn.functional.scaled_dot_product_attention(
-        *study.captured.load(), scale=study.captured.scale
+        *subject.captured.load(), scale=subject.captured.scale
     )
     errors = relative_row_error(out, dense)[0, 0]
     probed = ablation.probes.rows.flatten()
@@ -68,19 +68,19 @@ def test_sparsepr_of_the_tables_is_the_operator(ablation):
 
 def test_hard_drop_of_the_tables_is_a_masked_softmax(ablation):
     found = named(ablation.partition_and_reconstruction(), ab.PARTITION_TABLE)
-    study = ablation.study
+    subject = ablation.subject
     for setting, partition in (
         (ab.SEMANTIC, "semantic"),
         (ab.KEY_RESPONSE, "key-response"),
         (ab.RESPONSE, "response"),
     ):
-        sparse = study.sparse(CONFIG.replace(partition=partition))
+        sparse = subject.sparse(CONFIG.replace(partition=partition))
         rows, keys = sparse.grouping.query.labels[0, 0], sparse.grouping.kv.labels[0, 0]
         kept = sparse.route.cells[0, 0][rows][:, keys]
-        scores = study.call.scale * study.call.q[0, 0] @ study.call.k[0, 0].mT
-        out = scores.masked_fill(~kept, -torch.inf).softmax(-1) @ study.call.v[0, 0]
-        errors = relative_row_error(out, scores.softmax(-1) @ study.call.v[0, 0])
-        own = study.probes(study.group(CONFIG.replace(partition="semantic")), 24, "stratified")
+        scores = subject.call.scale * subject.call.q[0, 0] @ subject.call.k[0, 0].mT
+        out = scores.masked_fill(~kept, -torch.inf).softmax(-1) @ subject.call.v[0, 0]
+        errors = relative_row_error(out, scores.softmax(-1) @ subject.call.v[0, 0])
+        own = subject.probes(subject.group(CONFIG.replace(partition="semantic")), 24, "stratified")
         left = torch.ones(len(errors), dtype=torch.bool)
         left[torch.cat([own.rows.flatten(), ablation.probes.rows.flatten()])] = False
         assert found[setting].mean == pytest.approx(float(errors[left].mean()), rel=1e-4)
@@ -100,13 +100,13 @@ def test_all_variants_of_a_table_route_as_many_pairs(results):
 
 def test_probes_are_fixed_where_they_are_not_compared(ablation, monkeypatch):
     used = []
-    reconstruction = Study.reconstruction
+    reconstruction = Subject.reconstruction
 
     def noted(self, sparse, probes, *rest):
         used.append(probes)
         return reconstruction(self, sparse, probes, *rest)
 
-    monkeypatch.setattr(Study, "reconstruction", noted)
+    monkeypatch.setattr(Subject, "reconstruction", noted)
     list(ablation.partition_and_reconstruction())
     assert used[0] is used[2] is ablation.probes and used[1] is not used[0]
     used.clear()

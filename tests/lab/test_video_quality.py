@@ -16,7 +16,7 @@ from torch import nn
 
 from residua.errors import InputError
 from residua.lab import lpips as lpips_module
-from residua.lab import metrics
+from residua.lab import video_quality as metrics
 from residua.lab.vbench import vbench, vbench_clip
 
 

@@ -1,5 +1,5 @@
-"""One captured call on the bench: dense attention as the yardstick, and the stages of the method as separate
-pieces that can be exchanged."""
+"""What a study looks at: one captured call, dense attention as its yardstick, and the stages of the method as
+separate pieces that can be exchanged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..config import Config
-from ..execution.backend import Backend, Demand, choose_backend
-from ..grouping.partition import group_tokens
-from ..probes import coverage_weights
-from ..probes import select as select_rows
-from ..reconstruction.probe import apply_fit
-from ..routing import route_cells
-from ..row_error import row_errors
-from ..sizing import resolve
-from ..types import Call, Grouping, Probes, Route
-from .captures import CapturedCall
+from ...config import Config
+from ...execution.backend import Backend, Demand, choose_backend
+from ...grouping.partition import group_tokens
+from ...probes import coverage_weights
+from ...probes import select as select_rows
+from ...reconstruction.probe import apply_fit
+from ...routing import route_cells
+from ...row_error import row_errors
+from ...sizing import resolve
+from ...types import Call, Grouping, Probes, Route
+from ..captures import CapturedCall
 
 CHUNK_PAIRS = 1 << 24  # of a block of rows against all keys: 64 MiB of scores, whatever N is
 
@@ -40,7 +40,7 @@ class Sparse:
         return ~self.route.cells[0, 0]
 
 
-class Study:
+class Subject:
     """A captured call, loaded. Groupings and sparse outputs are kept for the next variant."""
 
     def __init__(self, captured: CapturedCall, config: Config) -> None:

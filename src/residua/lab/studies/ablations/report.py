@@ -1,56 +1,80 @@
-"""Results of many calls as the paper's tables: averages per model, and what they say about its claims."""
+"""`residua ablate`: the paper's ablation tables over a whole capture, as one report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
-from . import ablations as ab
-from .ablations import Result
-from .report import Finding
-from .tables import Table, pair, share
-
-ALL = "all calls"
-
-
-def models_of(results: Iterable[Result]) -> list[str]:
-    """Model names in order, and `all calls` where there are several."""
-    found = list(dict.fromkeys(result.model for result in results))
-    return [*found, ALL] if len(found) > 1 else found
+from ....config import Config
+from ... import figures
+from ...captures import CapturedCall
+from ...report import Finding, Picture, Report
+from ...tables import Table, pair, share
+from ..common import Watch, facts, few
+from ..results import Result, average, by_model, compared, models_of, of, settings_of
+from . import measure as ab
+from .measure import measure
 
 
-def of(results: Sequence[Result], table: str, setting: str, model: str = ALL) -> list[Result]:
-    return [
-        item
-        for item in results
-        if item.table == table and item.setting == setting and model in (ALL, item.model)
-    ]
-
-
-def average(results: Sequence[Result]) -> tuple[float, float, float]:
-    """Mean over calls of mean error, p99 error and density."""
-    return (
-        fmean(item.mean for item in results),
-        fmean(item.p99 for item in results),
-        fmean(item.density for item in results),
+def ablate(
+    calls: Sequence[CapturedCall],
+    config: Config,
+    command: str,
+    quick: bool = False,
+    watch: Watch | None = None,
+) -> Report:
+    chosen = few(calls) if quick else list(calls)
+    results = measure(chosen, config, quick, watch)
+    return Report(
+        title="Ablations of SparsePR on captured attention",
+        lead="Partition and reconstruction apart and together, at several densities; which rows are probed, "
+        "how many, and what is fitted to them.",
+        command=command,
+        tables=ablation_tables(results),
+        pictures=pictures(results, config.density),
+        findings=ablation_findings(results),
+        facts=facts(chosen, calls, config),
+        data={"results": [vars(item) for item in results], "config": config.to_dict()},
     )
 
 
-def settings_of(results: Sequence[Result], table: str) -> list[str]:
-    return list(dict.fromkeys(item.setting for item in results if item.table == table))
-
-
-def by_model(
-    results: Sequence[Result], table: str, title: str, first: str, note: str, emphasis: str | None = None
-) -> Table:
-    """A row per setting: mean / p99 for every model, and the density that was executed."""
-    models = models_of(item for item in results if item.table == table)
-    rows = []
-    for setting in settings_of(results, table):
-        found = [of(results, table, setting, model) for model in models]
-        cells = [pair(*average(calls)[:2]) if calls else "-" for calls in found]
-        rows.append((setting, *cells, share(average(of(results, table, setting))[2])))
-    return Table(title, (first, *models, "executed pairs"), tuple(rows), note, emphasis)
+def pictures(results: Sequence[Result], density: float) -> list[Picture]:
+    models = models_of(results)
+    settings = [ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE, ab.SEMANTIC_RECONSTRUCTED, ab.SPARSEPR]
+    kinds = {"mean": 0, "p99": 1}
+    groups = {
+        f"{kind} of the row error": {
+            model: {name: average(of(results, ab.PARTITION_TABLE, name, model))[place] for name in settings}
+            for model in models
+        }
+        for kind, place in kinds.items()
+    }
+    sweep = settings_of(results, ab.DENSITY_TABLE)
+    methods = list(dict.fromkeys(setting.split(" @ ")[0] for setting in sweep))
+    shares = list(dict.fromkeys(setting.split(" @ ")[1] for setting in sweep))
+    panels = {
+        f"{model}: {name}": {
+            method: [
+                (100 * float(s), average(of(results, ab.DENSITY_TABLE, f"{method} @ {s}", model))[place])
+                for s in shares
+            ]
+            for method in methods
+        }
+        for model in models
+        for name, place in kinds.items()
+    }
+    return [
+        Picture(
+            "partition", "Partition and reconstruction", "Row error, unprobed rows, same routed pairs.",
+            figures.bars(groups, "row error", ab.SPARSEPR),
+        ),
+        Picture(
+            "density", "Error over density",
+            "Executed pairs include probe rows. The dashed line is the density of the other tables.",
+            figures.curves(
+                panels, "executed pairs, %", "row error", marker_at=100 * density, residua=ab.SPARSEPR
+            ),
+        ),
+    ]  # fmt: skip
 
 
 def density_tables(results: Sequence[Result]) -> list[Table]:
@@ -97,29 +121,6 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
         ),
     ]  # fmt: skip
     return [table for table in tables if table.rows]
-
-
-def compared(results: Sequence[Result], table: str, lower: str, upper: str, claim: str) -> Finding:
-    """Whether `lower` has the smaller mean and p99 error, for every model."""
-    below, above = of(results, table, lower), of(results, table, upper)
-    if not below or len(below) != len(above):
-        return Finding(claim, None, "no such calls")
-    wins = sum(a.mean < b.mean for a, b in zip(below, above, strict=True))
-    (mean, p99, _), (other, other_p99, _) = average(below), average(above)
-    lowered = {
-        f"{which} of {model}": average(of(results, table, lower, model))[place]
-        < average(of(results, table, upper, model))[place]
-        for model in dict.fromkeys(item.model for item in below)
-        for place, which in enumerate(("mean", "p99"))
-    }
-    evidence = (
-        f"mean {mean:.4f} against {other:.4f} ({100 * (mean / other - 1):+.1f} %), p99 {p99:.4f} against "
-        f"{other_p99:.4f} ({100 * (p99 / other_p99 - 1):+.1f} %); lower mean in {wins} of {len(below)} calls"
-    )
-    higher = [name for name, less in lowered.items() if not less]
-    if 0 < len(higher) < len(lowered):
-        return Finding(claim, False, f"{evidence}; higher: {', '.join(higher)}", mixed=True)
-    return Finding(claim, not higher, evidence)
 
 
 def ablation_findings(results: Sequence[Result]) -> list[Finding]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...row_error import row_errors
-from ...types import Partition, Route, Rows
-from ..captures import CapturedCall
-from .base import Outcome, Rival, Task
-from .response import probe_rows
+from ....row_error import row_errors
+from ....types import Partition, Route, Rows
+from ...captures import CapturedCall
+from ...rivals import Outcome, Rival, Task
+from ...rivals.response import probe_rows
+from ..common import Watch, watched
 
 WARM_UP_TOKENS = 512
 PROBING = ("probe", "anchored")  # reconstructions of the rivals that compute some rows exactly
@@ -121,10 +122,10 @@ def measure(
                 yield Refusal(captured.model, rival.name, reason)
                 continue
             outcome, seconds = timed(rival, task, settings.repeats)
-            yield _judge(captured, rival, task, outcome, seconds, (dense, lse, probes))
+            yield _measured(captured, rival, task, outcome, seconds, (dense, lse, probes))
 
 
-def _judge(
+def _measured(
     captured: CapturedCall,
     rival: Rival,
     task: Task,
@@ -163,22 +164,20 @@ def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: Settings)
                 rival.run(task)
 
 
-def study(
+def measure_all(
     calls: Sequence[CapturedCall],
     rivals: Sequence[Rival],
     settings: Settings,
-    watch: Callable[[int, int, str], None] = lambda done, total, what: None,
+    watch: Watch | None = None,
 ) -> tuple[list[Measurement], list[Refusal]]:
     """Every rival on every call; `watch` hears how many calls are done, and which is next."""
     found: list[Measurement] = []
     refused: dict[tuple[str, str], Refusal] = {}
     warm_up(calls[0], rivals, settings)
-    for done, captured in enumerate(calls):
-        watch(done, len(calls), f"{captured.model} {captured.name}")
+    for captured in watched(calls, watch):
         for item in measure(captured, rivals, settings):
             if isinstance(item, Refusal):
                 refused[item.model, item.method] = item
             else:
                 found.append(item)
-    watch(len(calls), len(calls), "done")
     return found, list(refused.values())

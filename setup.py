@@ -20,7 +20,7 @@ from setuptools.errors import CompileError
 
 HOME = "https://github.com/residua/residua"
 RAW = "https://raw.githubusercontent.com/residua/residua"
-SOURCES = Path("src/residua/execution/native")
+SOURCES = Path("src/residua/execution/native/src")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread"]
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own AVX-512 headers
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
@@ -113,7 +113,7 @@ setup(
     long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
-            "residua.execution._native",
+            "residua.execution.native._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             language="c++",

@@ -34,7 +34,7 @@ from residua.lab.rivals import (
 from residua.lab.rivals.report import cost_table, findings
 from residua.lab.rivals.response import probe_rows
 from residua.lab.rivals.study import Measurement, Settings, dense_reference, study, task_of
-from residua.metrics import relative_row_error, row_errors
+from residua.row_error import relative_row_error, row_errors
 from residua.synthetic import VideoLike, video_like
 from residua.types import Partition, Route
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import assert_near, generator, ragged, random
 
-from residua.execution import torch_primitives as plain
+from residua.execution import plain
 from residua.execution.triton import TritonBackend
 from residua.execution.triton.permute import scatter_rows
 from residua.execution.triton.segments import sort_labels

@@ -14,7 +14,7 @@ import torch
 from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
-from ..diffusers.quality import find_quality
+from ..integration import find_quality
 from ..lab.metrics import Lpips, Quality, quality
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
@@ -53,7 +53,7 @@ class Sparsity:
             config = (config or preset_config(pipe)).replace(**self._changes)
         return accelerate(
             pipe,
-            quality=self.quality,
+            quality=self.quality,  # type: ignore[arg-type]
             config=config,
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def on_gpu(self) -> bool:
-        return "CUDA" in self.report.clock
+        return "CUDA" in self.report.timed_by
 
     @property
     def density(self) -> float | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import doctor
 from ..config import Config
-from ..diffusers.quality import find_quality
 from ..errors import InputError
+from ..integration import find_quality
 from ..lab.metrics import Lpips
 from ..repair import REPAIRS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine

@@ -33,12 +33,16 @@ def sentence(text: str) -> str:
 def _saved(report: Report) -> str:
     if report.saving is None:
         return "time saved: unknown, no dense call of this size was timed"
-    saving, dense = report.saving, report.total.dense_seconds
-    share = saving.seconds / (saving.dense_seconds + dense)
-    told = "saved" if saving.seconds >= 0 else "LOST"
+    saving = report.saving
+    others = f"{saving.compared_with} dense calls of the same size"
+    if saving.seconds < 0:
+        return (
+            f"{-saving.seconds:.2f} s LOST: sparse calls took {1 / saving.speedup:.2f}x the time of {others}"
+        )
+    share = saving.seconds / (saving.dense_seconds + report.total.dense_seconds)
     return (
-        f"{abs(saving.seconds):.2f} s of attention {told} ({abs(share):.0%}); sparse calls ran "
-        f"{saving.speedup:.2f}x as fast as {saving.compared_with} dense ones"
+        f"{saving.seconds:.2f} s of attention saved ({share:.0%}): sparse calls ran {saving.speedup:.2f}x as "
+        f"fast as {others}"
     )
 
 

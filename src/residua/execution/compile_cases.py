@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..types import Drift, ExtraKeys, Partition, Route
+from ..types import Drift, Partition, Route, SummaryKeys
 from .triton import TritonBackend
 
 TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, PROBES, RANK = 75600, 40, 300, 1000, 64, 16
@@ -113,7 +113,9 @@ def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> 
         empty(1, HEADS, dim, RANK), empty(*groups, RANK), empty(*groups, RANK), empty(*groups, RANK, dim)
     )
     room = (*groups, SLOTS if "drift" in kind else EXTRA_KEYS)
-    extra = ExtraKeys(empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None)
+    extra = SummaryKeys(
+        empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None
+    )
     backend.attend(x, x, x, route(), 0.1, extra if kind else None, FP32)
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import ExtraKeys, Route
+from ...types import Route, SummaryKeys
 from .drift import drift_rows
 from .permute import gather_rows
 from .plan import plan_attention
@@ -202,7 +202,7 @@ def attend(
     v: Tensor,
     route: Route,
     scale: float,
-    extra: ExtraKeys | None,
+    extra: SummaryKeys | None,
     out_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     """-> out [B, H, Nq, Dv] in the original order, log-sum-exp [B, H, Nq] fp32; no host synchronisation"""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError, ResiduaError
-from ...types import ExtraKeys, Partition, Route
-from ..backend import Backend, Demand, register
+from ...types import Partition, Route, SummaryKeys
+from ..backend import BACKENDS, Backend, Demand
 
 MIN_CAPABILITY = (8, 0)
 
@@ -46,10 +46,10 @@ def explained(library: str, way_out: str) -> Iterator[None]:
         raise BackendError(f"{library} failed: {str(error).strip()}. Use backend={way_out!r}") from error
 
 
-@register
+@BACKENDS.register
 class TritonBackend(Backend):
     name: ClassVar[str] = "triton"
-    summary: ClassVar[str] = "Triton kernels for NVIDIA GPUs from sm_80, the whole call on the device"
+    about: ClassVar[str] = "Triton kernels for NVIDIA GPUs from sm_80, the whole call on the device"
     # the interpreter must be asked for by name: `auto` would make a call thousands of times slower
     priority: ClassVar[int] = -1 if interpreting() else 40
     deterministic: ClassVar[bool] = True
@@ -114,12 +114,12 @@ class TritonBackend(Backend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         from .attend import attend
 
-        return attend(q, k, v, route, scale, extra, out_dtype)
+        return attend(q, k, v, route, scale, summary, out_dtype)
 
     @explained("Triton", "portable")
     def slot_means(

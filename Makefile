@@ -18,7 +18,7 @@ OLDEST_TOOLS := pytest pytest-xdist hypothesis peft
 # An honest floor: what the tests reach, rounded down. GPU kernels that no CPU can run are part of what is missing.
 COVERAGE := --cov --cov-report=term --cov-fail-under=85
 
-.PHONY: demo test test-oldest test-newest lint kernels format install docs dist clean
+.PHONY: demo test test-oldest test-newest lint kernels format install docs dist fuzz sanitize load clean
 
 demo: $(INSTALLED)
 	$(BIN)/residua demo
@@ -56,6 +56,21 @@ docs: $(INSTALLED)
 # sdist, a wheel built from it, and a call on the native backend with that wheel in an environment of its own.
 dist: $(INSTALLED)
 	$(BIN)/python tests/packaging/build_and_check.py $(INDEX)
+
+# Random calls with other seeds than those of `make test`, for as long as you like.
+SECONDS ?= 600
+SEED ?= $(shell date +%s)
+fuzz: $(INSTALLED)
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) --first $(SEED)
+
+# The native library under AddressSanitizer and UBSan; `make sanitize KIND=thread` for data races.
+KIND ?= address
+sanitize: $(INSTALLED)
+	$(BIN)/python tests/fuzz/sanitize.py $(KIND)
+
+# What docs/reliability.md says about load; takes some minutes.
+load: $(INSTALLED)
+	$(BIN)/python tests/fuzz/load.py
 
 install: $(INSTALLED)
 

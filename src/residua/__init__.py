@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
@@ -36,8 +35,6 @@ __all__ = [
     "attention",
     "sdpa",
 ]
-
-logging.getLogger("residua").addHandler(logging.NullHandler())  # silent until the user configures logging
 
 _RENAMED = {"ExtraKeys": "SummaryKeys", "PlanError": "RouteError"}
 

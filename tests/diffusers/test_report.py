@@ -90,7 +90,7 @@ def test_heads_that_ran_dense_because_of_max_error(tiny, scheduler, denoise, spe
     assert next(note for note in report.total.notes if "ran dense" in note).startswith("... of 2 heads")
 
 
-def test_repairs_without_a_choice(tiny, scheduler, denoise, speed_up):
+def test_reconstructions_without_a_choice(tiny, scheduler, denoise, speed_up):
     model, inputs = tiny.build("wan")
     handle = speed_up(model, config=Config.paper(probes=6, kmeans_cold=4), scheduler=scheduler)
     denoise(model, inputs, scheduler)

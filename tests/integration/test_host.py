@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import residua
 from residua import BackendError, Config, InputError, IntegrationError
 from residua.integration import HostAttention, Settings, Site, around, key_padding, make_report, make_settings
 from residua.integration.settings import MIN_TOKENS, Preset, min_tokens_for
@@ -290,3 +294,10 @@ def test_the_example_of_the_documentation_runs(capsys):
     names["generate"](model, loop)
     text = capsys.readouterr().out
     assert "first steps 2" in text and "first layers 6" in text and "grid 3x8x8" in text
+
+
+def test_warnings_are_seen_without_any_setup_of_logging():
+    code = "from residua.integration.watch import RunWatch; RunWatch('transformer').warn('x', 'nothing ran sparse')"
+    env = {**os.environ, "PYTHONPATH": str(Path(residua.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stderr == "transformer: nothing ran sparse\n"

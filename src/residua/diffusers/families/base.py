@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import IntegrationError
 from ...integration import Grid, Preset
+from ...registry import Registry
 
 
 class Family:
     """One model family. Subclass it, fill the class constants, answer `grid`, and decorate with
     `register`."""
 
-    name: str
+    name: ClassVar[str]
     models: tuple[str, ...]  # class names of the transformers
     attention: str  # regular expression: names of the self-attention modules
     preset: Preset
@@ -49,30 +50,25 @@ class Family:
         return ((name, module) for name, module in model.named_modules() if pattern.fullmatch(name))
 
 
-_FAMILIES: dict[str, Family] = {}  # class name of the transformer -> family
-
-
-def register(family: type[Family]) -> type[Family]:
-    """Class decorator: makes a family known. A later one replaces an earlier one for the same model."""
-    instance = family()
-    for model in family.models:
-        _FAMILIES[model] = instance
-    return family
+FAMILIES: Registry[Family] = Registry("model family")
+register = FAMILIES.register
 
 
 def supported() -> dict[str, Family]:
-    """Every known transformer class name with its family."""
-    return dict(_FAMILIES)
+    """Every known transformer class name with its family; of two families for one class, the later."""
+    return {model: family for family in FAMILIES.values() for model in family.models}
 
 
 def family_of(model: Any) -> Family:
-    name = type(model).__name__
-    if name not in _FAMILIES:
-        raise IntegrationError(
-            f"{name} is not a transformer that Residua knows; supported: {', '.join(sorted(_FAMILIES))}. "
-            "docs/add-a-model.md shows how to add one in 30 lines"
-        )
-    return _FAMILIES[name]
+    """The family of a transformer, by its class or the nearest parent that is known."""
+    known = supported()
+    for parent in type(model).__mro__:
+        if parent.__name__ in known:
+            return known[parent.__name__]
+    raise IntegrationError(
+        f"{type(model).__name__} is not a transformer that Residua knows; supported: "
+        f"{', '.join(sorted(known))}. docs/add-a-model.md shows how to add one in 30 lines"
+    )
 
 
 def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:

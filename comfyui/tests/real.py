@@ -88,7 +88,8 @@ class Real:
             "in_channels": 16, "out_channels": 16, "patch_spatial": 2, "patch_temporal": 1,
             "model_channels": 48, "concat_padding_mask": True, "crossattn_emb_channels": 32,
             "pos_emb_cls": "rope3d", "pos_emb_learnable": False, "pos_emb_interpolation": "crop",
-            "min_fps": 1, "max_fps": 30, "use_adaln_lora": False, "num_blocks": 3, "num_heads": 2, "extra_per_block_abs_pos_emb": False,
+            "min_fps": 1, "max_fps": 30, "use_adaln_lora": False,
+            "num_blocks": 3, "num_heads": 2, "extra_per_block_abs_pos_emb": False,
             "rope_h_extrapolation_ratio": 1.0, "rope_w_extrapolation_ratio": 1.0,
             "rope_t_extrapolation_ratio": 1.0,
         }  # fmt: skip

@@ -129,3 +129,58 @@ def test_video_tokens_that_do_not_fit_are_an_error(tiny, scheduler, speed_up, on
     monkeypatch.setattr(handle.attachments[0].family, "tokens", lambda *_: 500, raising=False)
     with torch.no_grad(), pytest.raises(IntegrationError, match="500 video tokens do not fit 192 queries"):
         one_pass(model, inputs)
+
+
+@pytest.mark.parametrize("name", ["hunyuan", "hunyuan 1.5", "mochi"])
+def test_padding_is_read_once_per_forward_pass(name, tiny, scheduler, denoise, speed_up, monkeypatch):
+    from residua.integration import padding
+
+    read, ranges = [], padding._ranges
+    monkeypatch.setattr(padding, "_ranges", lambda valid: read.append(1) or ranges(valid))
+    model, inputs = tiny.build(name)
+    handle = speed_up(model, 0.22, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert len(handle.attachments[0].layers) == 2 and handle.report().total.sparse == 12
+    assert len(read) <= 6  # sparse forward passes
+
+
+def test_dense_calls_of_mochi_work_with_a_backend_that_takes_no_mask(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("mochi")
+    expected = denoise(model, inputs, scheduler)
+    handle = speed_up(model, scheduler=scheduler, dense_steps=4)
+    seen = []
+
+    def no_mask(q, k, v, attn_mask=None, **more):
+        assert attn_mask is None
+        seen.append(q.shape)
+        return dispatch(q, k, v, **more)
+
+    from diffusers.models import attention_dispatch
+
+    dispatch = attention_dispatch.dispatch_attention_fn
+    attention_dispatch.dispatch_attention_fn = no_mask
+    try:
+        out = denoise(model, inputs, scheduler)
+    finally:
+        attention_dispatch.dispatch_attention_fn = dispatch
+    assert seen and handle.report().total.sparse == 0
+    assert (out - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_a_subclass_of_a_supported_model(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    model.__class__ = type("Finetuned", (type(model),), {})
+    handle = speed_up(model, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert handle.report().transformers[0].family == "Wan" and handle.report().total.sparse == 12
+
+
+def test_a_model_wrapped_by_peft(tiny, scheduler, denoise, speed_up):
+    peft = pytest.importorskip("peft")
+    model, inputs = tiny.build("wan")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["to_q", "to_k"]))
+    handle = speed_up(wrapped, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert handle.report().total.sparse == 12
+    handle.remove()
+    assert not model._forward_pre_hooks

@@ -10,11 +10,12 @@ import torch
 from ..config import Config
 from ..errors import InputError, IntegrationError
 from ..integration import make_settings
-from .families import family_of, supported
+from .families import family_of, is_supported, supported
 from .handle import Handle, unwrap
 from .versions import require_diffusers
 
 COMPONENTS = ("transformer", "transformer_2")
+BESIDE = ("controlnet",)  # attached where a family knows it, left alone where none does
 
 
 def accelerate(
@@ -56,6 +57,7 @@ def accelerate(
     """
     require_diffusers()
     from .attach import Attachment
+    from .tracking import Offset
 
     models = _transformers(target)
     wanted = [
@@ -72,9 +74,10 @@ def accelerate(
         return scheduler if scheduler is not None else getattr(target, "scheduler", None)
 
     attachments: list[Attachment] = []
+    offset = Offset()
     try:
         for (name, model), settings in zip(models.items(), wanted, strict=True):
-            attachments.append(Attachment(name, model, settings, current_scheduler, steps, profile))
+            attachments.append(Attachment(name, model, settings, current_scheduler, steps, profile, offset))
     except BaseException:
         for attachment in attachments:
             attachment.detach()
@@ -123,6 +126,10 @@ def _transformers(target: Any) -> dict[str, Any]:
     for name in COMPONENTS:
         model = unwrap(held.get(name))
         if model is not None and not any(model is other for other in found.values()):
+            found[name] = model
+    for name in BESIDE if found else ():
+        model = unwrap(held.get(name))
+        if model is not None and is_supported(model):
             found[name] = model
     if not found:
         raise IntegrationError(

@@ -12,7 +12,7 @@ from .families import Family, family_of, supported
 from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
 from .layer import ForwardPass, Layer
 from .processors import TaggedProcessor
-from .tracking import Tracker
+from .tracking import Offset, Tracker
 
 MARK = "_residua"
 
@@ -28,11 +28,12 @@ class Attachment:
         scheduler: Callable[[], Any],
         steps: int | None,
         profile: bool = False,
+        offset: Offset | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.family = family_of(model)
-        self.tracker = Tracker(scheduler, steps)
+        self.tracker = Tracker(scheduler, steps, offset)
         self.now = ForwardPass(self.family, self.tracker)
         modules = self._find_layers()
         names = list(modules)

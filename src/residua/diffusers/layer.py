@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import IntegrationError
@@ -84,6 +85,14 @@ class Layer:
         """As diffusers computes it, on the user's backend.  # [B, Nq, H, D]"""
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
+        if mask is not None and self.now.family.dense_per_sample:
+            out = torch.zeros_like(q)
+            for sample, valid in enumerate(mask.flatten(1)):
+                rows = valid.nonzero()[:, 0]
+                own_q, own_k, own_v = (x[sample : sample + 1, rows] for x in (q, k, v))
+                own = dispatch_attention_fn(own_q, own_k, own_v, scale=scale, backend=self.backend)
+                out[sample, rows] = own[0]
+            return out
         return dispatch_attention_fn(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
             backend=self.backend,

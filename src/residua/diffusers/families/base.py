@@ -23,6 +23,9 @@ class Family:
     # Attention processors of diffusers that are understood. None: it hands its backend to the dispatcher, so
     # a tagged copy is enough. A class: Residua's own version of it, which does.
     processors: Mapping[str, Any]
+    dense_per_sample = (
+        False  # dense calls gather the valid tokens of each sample instead of masking the others
+    )
     context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` tells
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
@@ -57,6 +60,12 @@ register = FAMILIES.register
 def supported() -> dict[str, Family]:
     """Every known transformer class name with its family; of two families for one class, the later."""
     return {model: family for family in FAMILIES.values() for model in family.models}
+
+
+def is_supported(model: Any) -> bool:
+    """Whether a family knows the class of a transformer, or one of its parents."""
+    known = supported()
+    return any(parent.__name__ in known for parent in type(model).__mro__)
 
 
 def family_of(model: Any) -> Family:

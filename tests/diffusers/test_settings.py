@@ -159,6 +159,9 @@ def test_all_families_of_the_promise_are_there():
         "HunyuanVideoTransformer3DModel", "HunyuanVideo15Transformer3DModel", "CosmosTransformer3DModel",
         "Cosmos3OmniTransformer", "CogVideoXTransformer3DModel", "LTXVideoTransformer3DModel",
         "LTX2VideoTransformer3DModel", "MochiTransformer3DModel", "CosmosControlNetModel",
+        "ChronoEditTransformer3DModel", "WanAnimateTransformer3DModel", "ConsisIDTransformer3DModel",
+        "MotifVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel", "FluxTransformer2DModel",
+        "Flux2Transformer2DModel", "QwenImageTransformer2DModel",
     }  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from ...errors import IntegrationError
-from ...integration import Grid, Preset
+from ...integration import Grid, Preset, around
+from ...integration.site import Ranges
 from ...registry import Registry
 
 
@@ -23,9 +25,9 @@ class Family:
     # Attention processors of diffusers that are understood. None: it hands its backend to the dispatcher, so
     # a tagged copy is enough. A class: Residua's own version of it, which does.
     processors: Mapping[str, Any]
-    dense_per_sample = (
-        False  # dense calls gather the valid tokens of each sample instead of masking the others
-    )
+    generic = False  # knows nothing about the model but what its calls show
+    # Dense calls gather the valid tokens of each sample instead of masking the others.
+    dense_per_sample = False
     context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` tells
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
@@ -39,6 +41,32 @@ class Family:
     def video_start(self, queries: int, keys: int, video: int) -> tuple[int, int]:
         """Where the video begins in the queries and in the keys of one call; everything else is pinned."""
         return 0, 0
+
+    def text_tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        """How many text tokens the forward pass has, where `text` needs to know."""
+        return 0
+
+    def text(self, queries: int, keys: int, video: int, text: int) -> tuple[Ranges, Ranges]:
+        """The query rows and the keys of one call that are not video; IntegrationError if it does not fit."""
+        start_q, start_k = self.video_start(queries, keys, video)
+        if min(start_q, start_k) < 0 or start_q + video > queries or start_k + video > keys:
+            raise IntegrationError(
+                f"{video} video tokens do not fit {queries} queries and {keys} keys at {start_q}, {start_k}; "
+                f"the {self.name} entry does not know this input: remove() Residua"
+            )
+        return around(start_q, start_q + video, queries), around(start_k, start_k + video, keys)
+
+    def why_dense(self, queries: int, keys: int) -> str | None:
+        """Why a call stays dense whatever the settings are, if it does."""
+        return None
+
+    def processor(self, name: str, original: Any) -> Any:
+        """What takes the place of a processor of that class name: a copy of it, or one of our own; None if it
+        is not understood."""
+        if name not in self.processors:
+            return None
+        own = self.processors[name]
+        return copy.copy(original) if own is None else own(original)
 
     def timestep(self, inputs: Mapping[str, Any]) -> Any:
         return inputs.get("timestep")

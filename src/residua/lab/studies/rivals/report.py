@@ -13,7 +13,7 @@ from ...rivals import RIVALS, find
 from ...tables import Table, share
 from .measure import Measurement, Refusal, Settings
 
-PAPER, OURS = "sparsepr", "anchored"
+PAPER, OURS = "paper", "anchored"
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
 COST_COLUMNS = ("method", "charged", "density", "skipped mass", "beside", "grouping", "CPU ms")
 ERROR_NOTE = (

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from .execution.backend import Backend
-from .types import Call, Grouping, Route
+from .types import Call, Grouping, HeadCost, Route
 
 
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
     """Log of the attention mass of every K/V group at the centroid of every query group.
 
-    "mass" measures it exactly over the group's keys; "centroid" takes the group's centroid for all of them.
+    "mass" measures it exactly over the group's keys; "centroid" takes the group's centroid for all of them;
+    "value-error" is that times the root mean square distance of the group's values from their mean: what a
+    centroid could not stand for.
     -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
     """
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
@@ -20,6 +22,9 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
         mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
         mass = centroid_mass(call, grouping)
+    if score == "value-error":
+        error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
+        mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
     # an infinite key may weigh nothing at a centroid and still decide a row
     largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
     broken = ~torch.isfinite(largest).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
@@ -34,20 +39,27 @@ def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
     return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]
 
 
-def routing_cost(call: Call, score: str, groups: tuple[int, int], keys: Tensor) -> Tensor:
-    """What scoring the cells of a head costs: products of anchors with keys, or with key centroids.
+def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    """Root mean square distance of the values of each K/V group from their mean.  # [B, Hkv, Ck] fp32"""
+    means = backend.group_means(call.v, grouping.kv)  # [B, Hkv, Ck, Dv]
+    group = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
+    off = call.v.float() - backend.gather_rows(means, group)
+    square = backend.group_means(off.square().sum(-1, keepdim=True), grouping.kv)
+    return square[..., 0].sqrt()
+
+
+def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
+    """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid.
 
     Args:
         call: The call.
         score: "mass" or "centroid".
         groups: Query groups and K/V groups.
-        keys: How many keys are not padding, in any shape.
-
-    Returns:
-        A tensor like `keys`, in pair equivalents: a pair is D + Dv products, and one here is D.
     """
-    columns = keys if score == "mass" else torch.full_like(keys, groups[1])
-    return groups[0] * columns * (call.q.shape[3] / (call.q.shape[3] + call.v.shape[3]))
+    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a pair
+    if score == "mass":
+        return HeadCost(per_key=groups[0] * product)
+    return HeadCost(fixed=groups[0] * groups[1] * product)
 
 
 def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
@@ -81,10 +93,12 @@ def keep_all(call: Call, grouping: Grouping) -> Route:
     return Route(grouping.query, grouping.kv, _occupied(call, grouping), grouping.pinned_groups)
 
 
-def keep_best(call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, backend: Backend) -> Route:
+def keep_best(
+    call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend
+) -> Route:
     """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys.
 
-    log_mass [B, H, Cq, Ck] as from `cell_scores`
+    log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """
     # pinned groups are paid for already; their mass stays in the normaliser because it is a row's own
     broken = log_mass.isnan()
@@ -92,9 +106,28 @@ def keep_best(call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, 
     log_share = torch.where(broken, torch.nan, log_share)
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
-    cells = backend.spend(log_share[..., :free], grouping.query.sizes, kv_sizes[..., :free], budget)
+    log_share, kv_sizes = log_share[..., :free], kv_sizes[..., :free]
+    if scope == "head":
+        cells = backend.spend(log_share, grouping.query.sizes, kv_sizes, budget)
+    else:
+        cells = _spend_per_group(log_share, grouping.query.sizes, kv_sizes, budget)
     pinned = _occupied(call, grouping)[..., free:]
     return Route(grouping.query, grouping.kv, torch.cat([cells, pinned], -1), grouping.pinned_groups)
+
+
+def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+    """Cells by their score, query group by query group, until each has seen the same number of keys; the cell
+    that crosses this number is kept.  # [B, H, Cq, Ck] bool"""
+    keys = budget / query_sizes.sum(-1).clamp(min=1)  # [B, H], of every row
+    score = torch.where(log_share.isnan(), torch.inf, log_share)
+    order = torch.where(kv_sizes[..., None, :] > 0, score, -torch.inf).argsort(
+        dim=-1, descending=True, stable=True
+    )
+    sizes = kv_sizes[..., None, :].expand_as(order).gather(-1, order)
+    before = sizes.cumsum(-1) - sizes
+    taken = (before < keys[..., None, None].clamp(min=1)) & (sizes > 0)
+    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
+    return kept & (query_sizes[..., None] > 0)
 
 
 def route_cells(
@@ -104,7 +137,8 @@ def route_cells(
     if density == 1.0:
         return keep_all(call, grouping)
     budget = pair_budget(call, density, probes)[:, None].expand(call.q.shape[:2])
-    return keep_best(call, grouping, cell_scores(call, grouping, score, backend), budget, backend)
+    log_mass = cell_scores(call, grouping, score, backend)
+    return keep_best(call, grouping, log_mass, budget, "head", backend)
 
 
 def _occupied(call: Call, grouping: Grouping) -> Tensor:

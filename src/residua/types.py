@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -189,6 +190,20 @@ class ResidualFit:
     def predict(self, x: Tensor) -> Tensor:
         """The residual expected at sparse outputs x [..., N, Dv]."""
         return x.float() @ self.left @ self.right + self.bias[..., None, :]
+
+
+T = TypeVar("T", float, Tensor)
+
+
+class HeadCost(NamedTuple):
+    """What some work costs a head, in pair equivalents of D + Dv products: `fixed + per_key * keys`."""
+
+    fixed: float = 0.0
+    per_key: float = 0.0
+
+    def at(self, keys: T) -> T:
+        """For that many keys that are not padding, as one number or a tensor of them."""
+        return self.fixed + self.per_key * keys
 
 
 @dataclass(frozen=True)

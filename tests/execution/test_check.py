@@ -110,14 +110,14 @@ DRIFT = {
 @pytest.mark.parametrize("part", DRIFT)
 @pytest.mark.parametrize("change", ["short", "long", "other groups", "flat", "scalar", "integers", "device"])
 def test_a_drift_that_does_not_fit(part, change):
-    extra = SummaryKeys(
+    summary = SummaryKeys(
         normal(1, 2, 5, 3, 16),
         normal(1, 2, 5, 3, 16),
         normal(1, 2, 5, 3),
         Drift(**{name: normal(*shape) for name, shape in DRIFT.items()}),
     )
-    before = run(Q, K, V, GOOD, extra=extra)
-    tensor = getattr(extra.drift, part)
+    before = run(Q, K, V, GOOD, summary=summary)
+    tensor = getattr(summary.drift, part)
     wrong = {
         "short": tensor[..., :-1],
         "long": torch.cat([tensor, tensor], -1),
@@ -127,10 +127,10 @@ def test_a_drift_that_does_not_fit(part, change):
         "integers": tensor.long(),
         "device": tensor.to("meta"),
     }[change]
-    bad = dataclasses.replace(extra, drift=dataclasses.replace(extra.drift, **{part: wrong}))
-    with pytest.raises(RouteError, match=r"extra\.drift\."):
-        run(Q, K, V, GOOD, extra=bad)
-    assert torch.equal(before[0], run(Q, K, V, GOOD, extra=extra)[0])
+    bad = dataclasses.replace(summary, drift=dataclasses.replace(summary.drift, **{part: wrong}))
+    with pytest.raises(RouteError, match=r"summary\.drift\."):
+        run(Q, K, V, GOOD, summary=bad)
+    assert torch.equal(before[0], run(Q, K, V, GOOD, summary=summary)[0])
 
 
 @pytest.mark.parametrize("backend", ["portable", "reference"])

@@ -10,7 +10,7 @@ from oracle import masked_attention, normal, qkv, random_route, worst
 
 from residua import Partition
 from residua.execution import plain
-from residua.execution.plain.grouping import assign
+from residua.execution.plain.grouping import assign, count_labels
 
 
 @pytest.fixture(params=["whole", "chunks"], autouse=True)
@@ -39,7 +39,7 @@ def test_assign_never_leaves_the_range_on_nan():
 
 def test_count_labels_ignores_negative_ones():
     labels = torch.tensor([[0, 2, -1, 2], [-1, -1, -1, -1]])
-    assert plain.count_labels(labels, 4).tolist() == [[1, 0, 2, 0], [0, 0, 0, 0]]
+    assert count_labels(labels, 4).tolist() == [[1, 0, 2, 0], [0, 0, 0, 0]]
 
 
 def test_group_means_with_empty_groups_and_padding():

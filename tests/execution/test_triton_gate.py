@@ -177,7 +177,7 @@ def test_a_warm_call_never_leaves_the_device(text, reconstruction, launched):
     # autocast does not know the meta device, and is off inside a call anyway
     with (
         launches() as seen,
-        mock.patch.object(attention, "select", lambda *_: TritonBackend()),
+        mock.patch.object(attention, "choose_backend", lambda *_: TritonBackend()),
         mock.patch.object(torch, "autocast", lambda *_, **__: nullcontext()),
     ):
         residua.attention(q, q, q, config, state, **options)

@@ -292,7 +292,7 @@ def test_compare_by_default_has_three_repairs():
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(("--max-errors", "0.1", "--reconstructions", "none,probe"), "add anchored or tail"),
+    [(("--max-errors", "0.1", "--reconstructions", "none,probe"), "anchored or tail"),
      (("--qualities", "best"), "wanted one of"), (("--densities", "none"), "nothing to compare"),
      (("--densities", "a"), "wanted numbers"), (("--densities", ","), "at least one"),
      (("--partitions", "psychic"), "Config.partition"),

@@ -14,8 +14,13 @@ import torch
 from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
+<<<<<<< HEAD
 from ..diffusers.quality import find_quality
 from ..lab.video_quality import Lpips, Quality, quality
+=======
+from ..integration import find_quality
+from ..lab.video_quality import Lpips, Quality, quality
+>>>>>>> hosts
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 
@@ -53,7 +58,7 @@ class Sparsity:
             config = (config or preset_config(pipe)).replace(**self._changes)
         return accelerate(
             pipe,
-            quality=self.quality,
+            quality=self.quality,  # type: ignore[arg-type]
             config=config,
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
@@ -125,7 +130,7 @@ class Comparison:
 
     @property
     def on_gpu(self) -> bool:
-        return "CUDA" in self.report.clock
+        return "CUDA" in self.report.timed_by
 
     @property
     def density(self) -> float | None:

@@ -12,9 +12,13 @@ from typing import Any
 
 from .. import doctor
 from ..config import Config
-from ..diffusers.quality import find_quality
 from ..errors import InputError
+<<<<<<< HEAD:src/residua/generation/tradeoff.py
 from ..lab.video_quality import Lpips
+=======
+from ..integration import find_quality
+from ..lab.video_quality import Lpips
+>>>>>>> hosts:src/residua/generation/sweep.py
 from ..reconstruction import RECONSTRUCTIONS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
 from .flops import flops_unit

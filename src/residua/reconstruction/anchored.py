@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ..types import SummaryKeys
+from ..types import HeadCost, SummaryKeys
 from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction
 from .expansion import expand
 from .slots import Slots
@@ -24,10 +23,10 @@ class Anchored(Summarised):
         if config.density == 1.0:
             return self, ()
         # Decided from the shapes, padding included: a GPU must not wait for a count of the mask.
-        keys = torch.tensor(float(call.k.shape[2]), dtype=torch.float64)
-        cost = float(torch.stack([*self.summary_costs(grouped, keys).values()]).sum())
-        left = config.density * call.q.shape[2] * float(keys)
-        left -= grouped.sizes.probes * float(keys) + float(self.routing_cost(grouped, keys))
+        keys = float(call.k.shape[2])
+        cost = self.summary_cost(grouped).at(keys)
+        left = config.density * call.q.shape[2] * keys
+        left -= grouped.sizes.probes * keys + grouped.routing_cost.at(keys)
         if cost <= (1 - MIN_PAIRS) * left:
             return self, ()
         share = f"{cost / max(left, cost):.0%}"
@@ -35,15 +34,15 @@ class Anchored(Summarised):
             f"anchors would take {share} of the budget: centroids stand in for them",
         )
 
-    def summary_costs(self, grouped: GroupedCall, keys: Tensor) -> dict[str, Tensor]:
+    def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
         call, sizes = grouped.call, grouped.sizes
         rows, anchors, rank = call.free_queries.count, sizes.query_groups, sizes.drift_rank
         dim, value_dim = call.q.shape[3], call.v.shape[3]
         mixing = anchors * sizes.kv_groups * rank * value_dim / (dim + value_dim)
         return {
-            "anchors": anchors * keys * (2 * dim + value_dim) / (dim + value_dim),
-            "summary": torch.full_like(keys, rows * (sizes.single_slots + sizes.merged_slots)),
-            "covariances": rows * rank + keys * rank / call.shares + mixing,
+            "anchors": HeadCost(per_key=anchors * (2 * dim + value_dim) / (dim + value_dim)),
+            "summary": HeadCost(rows * (sizes.single_slots + sizes.merged_slots)),
+            "covariances": HeadCost(rows * rank + mixing, rank / call.shares),
         }
 
     def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:

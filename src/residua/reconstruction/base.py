@@ -20,7 +20,7 @@ from ..execution.backend import Backend
 from ..registry import Registry
 from ..routing import cell_scores, keep_all, keep_best, pair_budget, routing_cost, valid_keys
 from ..sizing import Sizes
-from ..types import Call, Grouping, Probes, Route, SummaryKeys
+from ..types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class GroupedCall:
     def keys(self) -> Tensor:
         """Keys that are not padding.  # [B, 1] fp64"""
         return valid_keys(self.call)[:, None].double()
+
+    @property
+    def routing_cost(self) -> HeadCost:
+        """What scoring the cells costs."""
+        groups = (self.grouping.query.groups, self.grouping.kv.groups)
+        return routing_cost(self.call, self.config.score, groups)
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,8 @@ class Reconstruction:
             return Routing(keep_all(call, grouping))
         log_mass = cell_scores(call, grouping, grouped.config.score, grouped.backend)
         budget = pair_budget(call, grouped.allowed, grouped.sizes.probes)
-        return Routing(keep_best(call, grouping, log_mass, budget, grouped.backend), log_mass)
+        route = keep_best(call, grouping, log_mass, budget, grouped.config.budget_scope, grouped.backend)
+        return Routing(route, log_mass)
 
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
         """Keys and values that stand for the skipped groups in the softmax, or None."""
@@ -119,12 +126,7 @@ class Reconstruction:
         """Work beside the exact pairs, in pair equivalents of D + Dv products.  # [B, H] each"""
         if routing.log_mass is None:
             return {}
-        return {"routing": self.routing_cost(grouped, grouped.keys).expand_as(grouped.allowed)}
-
-    def routing_cost(self, grouped: GroupedCall, keys: Tensor) -> Tensor:
-        """What scoring the cells costs a head with that many keys, in pair equivalents."""
-        groups = (grouped.grouping.query.groups, grouped.grouping.kv.groups)
-        return routing_cost(grouped.call, grouped.config.score, groups, keys)
+        return {"routing": grouped.routing_cost.at(grouped.keys).expand_as(grouped.allowed)}
 
     def min_density(self, grouped: GroupedCall) -> Tensor:
         """The density below which a budget leaves this reconstruction nothing to work with.  # [B, 1]"""

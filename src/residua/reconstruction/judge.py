@@ -30,7 +30,9 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
         Probes, choice, estimated error and cost; route and summary as they were given.
     """
     call, backend = grouped.call, grouped.backend
-    index, weights = place_probes(call, grouped.grouping, grouped.sizes.probes, policy, backend)
+    index, weights = place_probes(
+        call, grouped.grouping, grouped.sizes.probes, policy, grouped.config.probe_order, backend
+    )
     rows = backend.gather_rows(call.q, index)
     group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
     kept = _own(route.cells, group)  # [B, H, M, Ck]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..routing import cell_scores, keep_all, keep_best, pair_budget
-from ..types import Grouping, Probes, Route, SummaryKeys
+from ..types import Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import Choice, GroupedCall, Reconstruction, Routing, Verdict
 from .dtypes import narrow, wide_enough
 from .judge import judge
@@ -31,17 +31,14 @@ class Summarised(Reconstruction):
     probe_policy = "scattered"
     all_in = True
 
-    def summary_costs(self, grouped: GroupedCall, keys: Tensor) -> dict[str, Tensor]:
-        """What making and attending to the summary costs a head, in pair equivalents.
-
-        Args:
-            grouped: The call.
-            keys: How many keys are not padding, in any shape.
-
-        Returns:
-            One tensor like `keys` for each kind of work.
-        """
+    def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
+        """What making the summary and attending to it costs, by kind of work."""
         raise NotImplementedError
+
+    def summary_cost(self, grouped: GroupedCall) -> HeadCost:
+        """All of it."""
+        costs = self.summary_costs(grouped).values()
+        return HeadCost(sum(cost.fixed for cost in costs), sum(cost.per_key for cost in costs))
 
     def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
         """What a K/V group weighs at an anchor in the summary.  # [B, H, Cq, Ck]"""
@@ -58,11 +55,13 @@ class Summarised(Reconstruction):
         if grouped.config.skips_nothing:
             return Routing(keep_all(call, grouping))
         log_mass = cell_scores(call, grouping, grouped.config.score, backend)
-        overhead = self.routing_cost(grouped, grouped.keys) + self._judging_cost(grouped)
+        overhead = grouped.routing_cost.at(grouped.keys) + self._judging_cost(grouped)
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
-        cost = torch.stack([*self.summary_costs(grouped, grouped.keys).values()]).sum(0)
-        budget = bare_budget - cost.ceil().long()
-        routes = [keep_best(call, grouping, log_mass, pairs, backend) for pairs in (budget, bare_budget)]
+        budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
+        scope = grouped.config.budget_scope
+        routes = [
+            keep_best(call, grouping, log_mass, pairs, scope, backend) for pairs in (budget, bare_budget)
+        ]
         missed = [_missed(found, grouping, log_mass) for found in routes]
         bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
         cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)
@@ -97,14 +96,14 @@ class Summarised(Reconstruction):
         costs = super().costs(grouped, routing)
         if routing.bare is None:
             return costs
-        summary = self.summary_costs(grouped, grouped.keys)
+        summary = {name: cost.at(grouped.keys) for name, cost in self.summary_costs(grouped).items()}
         return costs | {name: torch.where(routing.bare, 0.0, cost) for name, cost in summary.items()}
 
     def min_density(self, grouped: GroupedCall) -> Tensor:
         keys = grouped.keys
-        costs = [*self.summary_costs(grouped, keys).values(), self.routing_cost(grouped, keys)]
-        costs.append(grouped.sizes.probes * keys)
-        return 1.5 * torch.stack(costs).sum(0) / (grouped.call.q.shape[2] * keys).clamp(min=1)
+        cost = self.summary_cost(grouped).at(keys) + grouped.routing_cost.at(keys)
+        cost = cost + grouped.sizes.probes * keys
+        return 1.5 * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         return wide_enough(grouped.call.q.dtype)

@@ -3,13 +3,12 @@ key centroid and its value centroid, without anchors."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
 from ..execution.plain.chunks import chunk_rows
 from ..routing import centroid_mass
-from ..types import Call, Grouping, SummaryKeys
+from ..types import Call, Grouping, HeadCost, SummaryKeys
 from .base import RECONSTRUCTIONS, GroupedCall
 from .slots import Slots
 from .summarised import Summarised
@@ -22,10 +21,10 @@ class Tail(Summarised):
     name = "tail"
     about = "skipped groups enter through their sizes, key centroids and value centroids"
 
-    def summary_costs(self, grouped: GroupedCall, keys: Tensor) -> dict[str, Tensor]:
+    def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
         sizes, rows = grouped.sizes, grouped.call.free_queries.count
         slots = sizes.single_slots + sizes.merged_slots
-        return {"summary": torch.full_like(keys, rows * slots + sizes.query_groups * sizes.kv_groups)}
+        return {"summary": HeadCost(rows * slots + sizes.query_groups * sizes.kv_groups)}
 
     def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
         return centroid_mass(grouped.call, grouped.grouping)

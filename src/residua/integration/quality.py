@@ -33,6 +33,7 @@ QUALITIES = {
 
 
 def find_quality(name: object) -> Quality:
+    """The quality of that name; InputError lists the names there are."""
     if not isinstance(name, str) or name not in QUALITIES:
         raise InputError(f"quality={name!r}: wanted one of {', '.join(map(repr, QUALITIES))}")
     return QUALITIES[name]

@@ -11,7 +11,7 @@ from .dispatch import LayerTag, rebind, unbind
 from .layer import Layer
 
 
-class Slot:
+class TaggedProcessor:
     """The processor of one self-attention module. What is tagged is always a copy of our own: diffusers
     may share one processor between layers, cross-attention included."""
 
@@ -26,7 +26,7 @@ class Slot:
         found = self.module.processor
         # After unfuse_qkv_projections, diffusers hands back a processor that was ours before.
         original = getattr(found, "_residua_original", found)
-        known = self.layer.site.family.processors
+        known = self.layer.now.family.processors
         name = type(original).__name__
         if name not in known:
             raise IntegrationError(

@@ -1,4 +1,4 @@
-"""What the user asked for, judged once."""
+"""What the user of a host asked for, checked once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ..config import Config
 from ..errors import InputError
-from .families import Preset
 from .quality import find_quality
 
 # Below this, grouping and routing cost more than the skipped pairs save.
@@ -18,15 +19,35 @@ MIN_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How one transformer is accelerated."""
+class Preset:
+    """Settings that suit a model family. A whole number counts steps or layers, a fraction is a share of
+    them."""
 
-    config: Config
+    density: float
     dense_steps: float
     dense_layers: float
-    layers: tuple[int | str, ...] | None = None  # None: all
-    min_tokens: int = MIN_TOKENS
-    quality: str | None = None  # the name that the config was asked for by
+    source: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one transformer is accelerated.
+
+    Args:
+        config: How a sparse call is approximated.
+        dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share.
+        dense_layers: First layers that stay dense, likewise.
+        layers: The layers that may be sparse, by number or (wild-card) name; None: all.
+        min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
+        quality: The name that the config was asked for by, if it was.
+    """
+
+    config: Config
+    dense_steps: float = 0
+    dense_layers: float = 0
+    layers: tuple[int | str, ...] | None = None
+    min_tokens: int | None = None
+    quality: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -39,23 +60,32 @@ class Settings:
         }
 
 
-def settle(
+def min_tokens_for(device: torch.device) -> int:
+    """How many video tokens a call needs on this device before sparse attention saves time."""
+    return MIN_TOKENS
+
+
+def make_settings(
     preset: Preset,
-    density: float | None,
-    config: Config | None,
-    dense_steps: float | None,
-    dense_layers: float | None,
-    layers: Sequence[int | str] | None,
-    min_tokens: int | None,
+    density: float | None = None,
+    config: Config | None = None,
+    dense_steps: float | None = None,
+    dense_layers: float | None = None,
+    layers: Sequence[int | str] | None = None,
+    min_tokens: int | None = None,
     quality: str | None = None,
 ) -> Settings:
-    """The preset of a family with the user's changes on top."""
+    """The preset of a model family with the user's changes on top, checked; None keeps the preset's.
+
+    Returns:
+        The settings; `InputError` names an argument that is not what is wanted.
+    """
     return Settings(
         config=_config(preset, density, config, quality),
         dense_steps=_share("dense_steps", preset.dense_steps if dense_steps is None else dense_steps),
         dense_layers=_share("dense_layers", preset.dense_layers if dense_layers is None else dense_layers),
         layers=None if layers is None else _selection(layers),
-        min_tokens=_count("min_tokens", MIN_TOKENS if min_tokens is None else min_tokens),
+        min_tokens=None if min_tokens is None else _count("min_tokens", min_tokens),
         quality=quality,
     )
 

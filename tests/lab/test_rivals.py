@@ -25,7 +25,6 @@ from residua.lab.rivals import (
     tiles,
     xattention,
 )
-from residua.lab.rivals.response import probe_rows
 from residua.lab.studies.rivals.measure import dense_reference
 from residua.row_error import relative_row_error, row_errors
 from residua.synthetic import VideoLike, video_like
@@ -100,13 +99,13 @@ def test_hard_drop_attends_to_the_mask_alone(name):
 def test_sparsepr_pays_for_its_probes():
     task = task_at(0.22)
     found = RIVALS["paper"].run(task)
-    rows = probe_rows(task, "probe")
+    rows = found.probe_rows
     assert found.pairs["probe"] == rows.numel() * task.keys
     assert found.executed <= 0.22 * task.possible
     dense = dense_reference(task)[0]
     error = relative_row_error(found.out, dense).gather(-1, rows)
     assert error.max() < 1e-4  # they are the rows that were computed exactly
-    assert probe_rows(task_at(1.0), "probe", "anchored") is None
+    assert all(RIVALS[name].run(task_at(1.0)).probe_rows is None for name in ("paper", "anchored"))
 
 
 @pytest.mark.parametrize("density", [0.22, 0.5])
@@ -117,14 +116,10 @@ def test_anchored_pays_for_everything_but_grouping(density):
     beside = found.products["prediction"] + found.products["compensation"]
     assert beside > 0 and found.pairs["probe"] > 0
     assert found.executed + beside <= density * task.possible + 1  # a half of rounding each
-    rows = probe_rows(task, "anchored")
+    rows = found.probe_rows
     assert found.pairs["probe"] == rows.numel() * task.keys
     error = relative_row_error(found.out, dense_reference(task)[0]).gather(-1, rows)
     assert error.max() < 1e-4
-    both = probe_rows(task, "probe", "anchored")
-    assert set(both.flatten().tolist()) == set(probe_rows(task, "probe").flatten().tolist()) | set(
-        rows.flatten().tolist()
-    )
 
 
 @pytest.mark.parametrize("density", DENSITIES)

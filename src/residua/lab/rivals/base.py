@@ -117,6 +117,7 @@ class Outcome:
     route: Route | None = None  # the cells behind the routed pairs
     lse: Tensor | None = None  # [B, H, Nq] log-sum-exp over the routed pairs alone
     added_lse: Tensor | None = None  # [B, H, Nq] log of the mass that a compensation added to them
+    probe_rows: Tensor | None = None  # [B, H, M] rows that were computed exactly to learn from them
 
     @property
     def total_lse(self) -> Tensor:

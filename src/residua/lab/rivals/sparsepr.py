@@ -28,4 +28,4 @@ class SparsePR(Rival):
             "compensation": reconstruction,
             "grouping": grouping_products(task, config),
         }
-        return Outcome(out, pairs, products)
+        return Outcome(out, pairs, products, probe_rows=receipt.probe_rows)

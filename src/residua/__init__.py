@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .accounting import Pairs, Receipt
     from .attention import attention
     from .config import Config
-    from .diffusers import accelerate
+    from .diffusers.accelerate import accelerate
     from .sdpa import sdpa
     from .state import State
     from .types import Partition, Route, SummaryKeys

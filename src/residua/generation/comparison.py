@@ -14,13 +14,8 @@ import torch
 from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
-<<<<<<< HEAD
-from ..diffusers.quality import find_quality
-from ..lab.video_quality import Lpips, Quality, quality
-=======
 from ..integration import find_quality
 from ..lab.video_quality import Lpips, Quality, quality
->>>>>>> hosts
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 

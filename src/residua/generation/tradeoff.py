@@ -13,12 +13,8 @@ from typing import Any
 from .. import doctor
 from ..config import Config
 from ..errors import InputError
-<<<<<<< HEAD:src/residua/generation/tradeoff.py
-from ..lab.video_quality import Lpips
-=======
 from ..integration import find_quality
 from ..lab.video_quality import Lpips
->>>>>>> hosts:src/residua/generation/sweep.py
 from ..reconstruction import RECONSTRUCTIONS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
 from .flops import flops_unit

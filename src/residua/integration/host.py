@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..attention import attention
 from ..errors import BackendError, InputError, IntegrationError
-from ..execution import Demand, select
+from ..execution import Demand, choose_backend
 from ..inputs import DTYPES
 from ..state import State
 from .log import CallLog
@@ -250,7 +250,8 @@ class HostAttention:
         try:
             if q.dtype not in DTYPES:
                 raise InputError(f"dtype {q.dtype}")
-            select(self.settings.config.backend, Demand(q.device, q.dtype, q.shape[-1], v.shape[-1]))
+            demand = Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
+            choose_backend(self.settings.config.backend, demand)
         except (BackendError, InputError) as error:
             if self.unsupported == "stop":
                 raise

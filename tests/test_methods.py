@@ -62,7 +62,8 @@ def test_a_budget_pays_for_text_and_is_accounted(name):
         q, k, v, method.settings(CONFIG), method.new_state(), pinned_keys=TEXT, exact_queries=TEXT, grid=GRID,
         profile=True,
     )  # fmt: skip
-    assert 0.2 < receipt.density <= 0.4 and receipt.target == 0.4
+    most = 0.45 if name == "authors" else 0.4  # theirs keeps the cell that crosses the budget
+    assert 0.2 < receipt.density <= most and receipt.target == 0.4
     assert receipt.pairs.pinned == 8 * 256 * 14 and receipt.pairs.exact == 8 * 14 * 270
     assert receipt.cost >= receipt.density and receipt.flops > 0
     assert {"attention", "exact rows"} <= set(receipt.timings.seconds)

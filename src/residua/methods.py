@@ -93,19 +93,21 @@ class Method:
 
 @dataclass(frozen=True)
 class Own(Method):
-    """`residua.attention` with one of its reconstructions."""
+    """`residua.attention`, with the settings in which `like` differs from the default."""
 
     name: str
     title: str
     source: str
-    reconstruction: str
+    like: Config
 
     @property
     def estimates_error(self) -> bool:  # type: ignore[override]
-        return self.reconstruction in ("anchored", "tail", "probe")
+        return self.like.takes_probes
 
     def settings(self, config: Config) -> Config:
-        return super().settings(config).replace(reconstruction=self.reconstruction)
+        default, like = Config().to_dict(), self.like.to_dict()
+        changes = {name: value for name, value in like.items() if value != default[name]}
+        return super().settings(config).replace(**{"reconstruction": self.like.reconstruction, **changes})
 
     def new_state(self) -> State:
         return State()
@@ -176,7 +178,8 @@ def find_method(name: str) -> Method:
 
 
 PAPER = "Partition the Support, Reconstruct the Residual (SparsePR), 2026"
-register(Own("anchored", "anchored (Residua)", "this project, docs/method.md", "anchored"))
-register(Own("paper", "SparsePR (the paper)", PAPER, "probe"))
-register(Own("tail", "tail (Residua)", "this project, docs/method.md", "tail"))
-register(Own("hard-drop", "hard drop", f"{PAPER}, section 4.1, without its reconstruction", "none"))
+register(Own("anchored", "anchored (Residua)", "this project, docs/method.md", Config()))
+register(Own("paper", "SparsePR (the paper)", f"{PAPER}; Config.paper()", Config.paper()))
+register(Own("authors", "SparsePR (the authors' choices)", f"{PAPER}; Config.authors()", Config.authors()))
+register(Own("tail", "tail (Residua)", "this project, docs/method.md", Config(reconstruction="tail")))
+register(Own("hard-drop", "hard drop", f"{PAPER}, section 4.1 alone", Config(reconstruction="none")))

@@ -16,11 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..attention import attention
 from ..errors import BackendError, InputError, IntegrationError
 from ..execution import Demand, choose_backend
 from ..inputs import DTYPES
-from ..state import State
+from ..methods import DEFAULT, find_method
 from .log import CallLog
 from .settings import Settings, chosen_layers, min_tokens_for, part_of
 from .site import Grid, Site, key_padding
@@ -87,7 +86,8 @@ class HostAttention:
         self.state_bytes = 0  # the most that was carried from step to step
         self._depth = _depth(layers, depths)  # how many layers deep the transformer is; None: unknown
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
-        self._states: dict[tuple[int, str], State] = {}
+        self._method = find_method(settings.method or DEFAULT)
+        self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
         self._watch = RunWatch(name)
         self._warnings: list[str] = []  # of the runs before
         self._run: Hashable = _NO_RUN
@@ -285,13 +285,13 @@ class HostAttention:
         scale: float | None,
     ) -> Tensor:  # fmt: skip
         """One guidance branch: each has a state of its own, whether it comes alone or in a batch."""
-        state = self._states.setdefault((site.layer, branch), State())
+        state = self._states.setdefault((site.layer, branch), self._method.new_state())
         tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
         with tally.sparse_call(q, k) as record:
-            out, receipt = attention(
+            out, receipt = self._method.attend(
                 q, k, v, self.settings.config, state,
                 pinned_keys=list(site.text_keys) or None, exact_queries=list(site.text_queries) or None,
-                key_mask=padding, scale=scale, return_receipt=True, profile=self.profile,
+                key_mask=padding, scale=scale, grid=site.grid, profile=self.profile,
             )  # fmt: skip
             record(receipt)
         self._watch.sparse_call(receipt.backend, q.device, self.settings.config.backend)

@@ -48,7 +48,7 @@ def unmatched(results: Sequence[Result]) -> list[str]:
     worst = max(over, key=lambda item: item.over)
     return [
         f"The budget is not matched in {len(broken)} of {len(calls)} calls: every query group keeps at least "
-        f"one cell, which is more than the target there (worst: {worst.setting} on {worst.model} {worst.call}, "
+        f"one cell, more than the target there allows (worst: {worst.setting}, {worst.model} {worst.call}: "
         f"{share(worst.density)} of the pairs instead of {share(worst.budget or 0.0)}). Fewer query groups, "
         "a higher density or longer calls match it."
     ]

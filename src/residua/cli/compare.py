@@ -143,7 +143,14 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
         "model": given.model, "density": density, "prompts": prompts, "seed": given.seed,
         "steps": given.steps,
     }  # fmt: skip
-    command = command_line(context)
+    unused = [
+        "partitions",
+        "reconstructions",
+        "max_errors",
+        "qualities",
+        *(["densities"] if by_default else []),
+    ]
+    command = command_line(context, ("out", "force", *unused))
     with step_bars() as watch:
         for found in method_table.measure(
             pipe, given.model, requests, settings, lpips, watch, profile=device == "cpu", device=device,

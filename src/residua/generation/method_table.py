@@ -30,6 +30,7 @@ METHODS = ("sparge", "svg2", "svoo", "svg-ear", "paper", "anchored")
 OURS = "anchored"
 FPS = 16  # of the clips that VBench scores
 MAX_SCORE_BYTES = 1 << 20
+MAX_WAITING = 0.1  # of the time
 NO_PBENCH = "PBench was not measured: it needs its own judges; give its scores with --pbench"
 # What a bar of the runtime figure is made of, from the bottom; the names of stages are those of a receipt.
 PARTS = {
@@ -59,7 +60,9 @@ class MethodRow:
     error: float | None  # of attention, as the method itself estimates it
     pflops: float | None
     speedup: float | None
+    cpu_speedup: float | None  # in processor time, which other work on the machine disturbs least
     seconds: float
+    waiting: float | None  # share of the time in which other work had the core
     scores: dict[str, float] = field(default_factory=dict)  # of VBench, and PBench
     parts: dict[str, float] = field(default_factory=dict)  # seconds by part; empty unless profiled
 
@@ -183,7 +186,9 @@ def _row(name: str, found: Sequence[Comparison], scores: dict[str, float]) -> Me
         lpips=mean([one.quality.lpips for one in found]),
         error=mean([one.report.total.error for one in found]),
         pflops=mean([one.pflops(dense=False) for one in found]),
-        speedup=mean([one.speedup for one in found]), seconds=fmean(one.sparse.median for one in found),
+        speedup=mean([one.speedup for one in found]),
+        cpu_speedup=mean([one.cpu_speedup for one in found]),
+        seconds=fmean(one.sparse.median for one in found), waiting=mean([one.waiting for one in found]),
         scores=scores, parts=_parts(found),
     )  # fmt: skip
 
@@ -198,8 +203,9 @@ def _dense_row(
         parts = {"rest of the model": (1 - attention) * seconds, "dense": attention * seconds}
     pflops = mean([one.pflops(dense=True) for one in found])
     return MethodRow(
-        DENSE, "dense (SDPA)", 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds, scores, parts
-    )
+        DENSE, "dense (SDPA)", 1.0, 1.0, None, None, None, None, pflops, 1.0, 1.0, seconds, None, scores,
+        parts,
+    )  # fmt: skip
 
 
 def _parts(found: Sequence[Comparison]) -> dict[str, float]:
@@ -233,6 +239,7 @@ def table(rows: Sequence[MethodRow], title: str) -> Table:
         "cost": [_text(row.cost, "{:.1%}") for row in rows],
         unit: [_text(None if row.pflops is None else factor * row.pflops, "{:.3g}") for row in rows],
         "speed-up": [_text(row.speedup, "{:.2f}x") for row in rows],
+        "in CPU time": [_text(row.cpu_speedup, "{:.2f}x") for row in rows],
         "estimated error": [_text(row.error, "{:.4f}") for row in rows],
     }
     shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
@@ -252,6 +259,17 @@ def runtime(rows: Sequence[MethodRow]) -> list[Picture]:
     bars = {row.title: {PARTS[name]: row.parts.get(name, 0.0) for name in PARTS} for row in timed}
     return [
         Picture("runtime", "Runtime", RUNTIME_CAPTION, figures.stacked(bars, "seconds of one generation"))
+    ]
+
+
+def disturbed(rows: Sequence[MethodRow]) -> list[str]:
+    """A warning where other work had so much of the machine that times say little about the methods."""
+    worst = max((row.waiting or 0.0 for row in rows), default=0.0)
+    if worst <= MAX_WAITING:
+        return []
+    return [
+        f"Other work held up as much as {worst:.0%} of a generation: the speed-up and the runtime figure say "
+        "little here, the speed-up in CPU time a little more. Measure again on a quiet machine."
     ]
 
 
@@ -278,6 +296,7 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
         command=command,
         tables=[table(found.rows, "Quality and efficiency (the paper's Table 1)")],
         pictures=runtime(found.rows),
+        warnings=disturbed(found.rows),
         facts={
             **{f"not measured: {name}": reason for name, reason in found.not_measured.items()},
             "prompts": "; ".join(facts["prompts"]),

@@ -33,6 +33,7 @@ shapes = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reconstruction", SUMMARISED)
 @settings(max_examples=60)
 @given(**shapes)

@@ -1,4 +1,4 @@
-"""Bit-identical repeats, whatever the threads, and a global RNG that nobody touches (trials 18 and 19)."""
+"""Bit-identical repeats, whatever the threads, and a global RNG that nobody touches."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SCORES = ("mass", "centroid")
+SCORES = ("mass", "centroid", "value-error")
+BUDGET_SCOPES = ("head", "query-group")
+PROBE_ORDERS = ("spread", "largest", "index")
 PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
 READS_LOW = ("stratified",)  # policies whose rows are easier than the others: no unbiased error estimate
 MAX_TOML_BYTES = 1 << 20
@@ -50,10 +52,14 @@ class Config:
         kmeans_cold: K-means steps of the first call of a run.
         kmeans_warm: K-means steps of later calls, which start from the groups of the call before.
         partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
-        score: How cells are scored: "mass" (exact over the keys of a group) or "centroid".
+        score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (all keys at the
+            group's centroid), or "value-error" ("centroid" times how far values lie from their centroid).
+        budget_scope: Whether the pairs of a "head" go to its best cells wherever they are, or every
+            "query-group" gets as many keys; the cell that crosses its budget is then kept too.
         probes: Query rows per head that are computed exactly.
         probe_policy: How they are placed: "stratified", "random", "uniform" or "scattered"; None: the
             reconstruction's own way.
+        probe_order: In which order stratified probes visit the query groups: "spread", "largest" or "index".
         residual_rank: Rank of the fitted map; "probe" only.
         ridge: Strength of the fit's ridge penalty; "probe" only.
         subspace: Whether the fit is restricted to the leading directions of the residuals; "probe" only.
@@ -77,8 +83,10 @@ class Config:
     kmeans_warm: int = 2
     partition: str = "response"
     score: str = "mass"
+    budget_scope: str = "head"
     probes: int = 64
     probe_policy: str | None = None
+    probe_order: str = "spread"
     residual_rank: int = 16
     ridge: float = 0.1
     subspace: bool = True
@@ -98,6 +106,24 @@ class Config:
             A Config.
         """
         return cls(**{"reconstruction": "probe", **changes})
+
+    @classmethod
+    def authors(cls, **changes: Any) -> Config:
+        """The paper's method with what the authors' own package chooses where the paper is silent: 300 query
+        and 1000 K/V groups for every model, largest groups probed first, as many keys for every query group,
+        cells scored by mass times value error (docs/decisions/0010-what-the-paper-leaves-open.md).
+
+        Args:
+            **changes: Settings that differ from theirs.
+
+        Returns:
+            A Config.
+        """
+        theirs = {
+            "query_groups": 300, "kv_groups": 1000, "probe_order": "largest", "score": "value-error",
+            "budget_scope": "query-group",
+        }  # fmt: skip
+        return cls.paper(**{**theirs, **changes})
 
     @property
     def skips_nothing(self) -> bool:
@@ -131,6 +157,8 @@ class Config:
 
         _choice(self, "partition", tuple(PARTITIONERS))
         _choice(self, "score", SCORES)
+        _choice(self, "budget_scope", BUDGET_SCOPES)
+        _choice(self, "probe_order", PROBE_ORDERS)
         _choice(self, "reconstruction", tuple(RECONSTRUCTIONS))
         if self.probe_policy is not None:
             _choice(self, "probe_policy", PROBE_POLICIES)
@@ -139,7 +167,13 @@ class Config:
                 raise InputError(f"Config.{name}={getattr(self, name)!r}: wanted true or false")
         if not isinstance(self.backend, str):
             raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'portable'")
-        self._check_estimate(RECONSTRUCTIONS[self.reconstruction].all_in)
+        summarised = RECONSTRUCTIONS[self.reconstruction].all_in
+        if summarised and self.score == "value-error":
+            raise InputError(
+                f"Config.score='value-error' with reconstruction={self.reconstruction!r}: a summary needs "
+                "the mass of what is skipped; use score='mass', or reconstruction='probe' or 'none'"
+            )
+        self._check_estimate(summarised)
 
     def _check_estimate(self, estimates: bool) -> None:
         """Moving a budget needs an error estimate from rows that no fit has seen."""

@@ -26,6 +26,11 @@ class State:
     def warm(self) -> bool:
         return self._centroids is not None
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is carried to the next step."""
+        return sum(x.numel() * x.element_size() for x in self._centroids or ())
+
     def reset(self) -> None:
         self._key = self._centroids = self._budget = None
 

@@ -50,7 +50,7 @@ def test_sparse_calls_and_density_are_as_configured(name, tiny, scheduler, denoi
         assert layer.dense == {"first steps": 2, **({"text pathway": 8} if name == "cosmos 3" else {})}
         assert layer.density == layer.pairs["total"] / layer.pairs["possible"]
         video = {"q": tiny.VIDEO + text_q, "k": tiny.VIDEO + text_k}
-        assert {(shape["q"][1], shape["k"][1]) for shape in layer.shapes} >= {(video["q"], video["k"])}
+        assert {(shape["q"][2], shape["k"][2]) for shape in layer.shapes} >= {(video["q"], video["k"])}
         assert (layer.pairs["pinned"] > 0, layer.pairs["exact"] > 0) == (text_k > 0, text_q > 0)
         assert layer.error is not None and layer.error > 0
         # Beyond the budget come only exact text rows.
@@ -66,15 +66,14 @@ def test_causal_text_pathway_of_cosmos3_stays_exact(tiny, scheduler, denoise, sp
     denoise(model, inputs, scheduler)
     shapes = handle.report().total.shapes
     assert {(tuple(s["q"]), tuple(s["k"])) for s in shapes} == {
-        ((1, 7, 4, 16), (1, 7, 2, 16)),
-        ((1, 192, 4, 16), (1, 199, 2, 16)),
+        ((1, 4, 7, 16), (1, 2, 7, 16)),
+        ((1, 4, 192, 16), (1, 2, 199, 16)),
     }
     layer = handle.attachments[0].layers[0]
-    assert layer._place(192, 199) == ([], [(0, 7)])
-    assert layer._place(195, 202) == (
-        [(192, 195)],
-        [(0, 7), (199, 202)],
-    )  # three sound tokens after the video
+    site = layer.site(192, 199)
+    assert (site.text_queries, site.text_keys) == ((), ((0, 7),))
+    site = layer.site(195, 202)  # three sound tokens after the video
+    assert (site.text_queries, site.text_keys) == (((192, 195),), ((0, 7), (199, 202)))
 
 
 def test_hunyuan15_never_builds_the_square_mask(tiny, scheduler, denoise, speed_up, monkeypatch):
@@ -120,7 +119,7 @@ def test_causal_blocks_of_skyreels_stay_dense_and_are_counted(tiny, scheduler, d
 def test_control_blocks_of_vace_have_the_depth_of_their_main_block(tiny, scheduler, speed_up):
     model, _ = tiny.build("wan vace")
     handle = speed_up(model, scheduler=scheduler, dense_layers=1)
-    first = [layer.name for layer in handle.attachments[0].layers if layer.first]
+    first = [layer.name for layer in handle.attachments[0].layers if layer.depth == 0]
     assert sorted(first) == ["blocks.0.attn1", "vace_blocks.0.attn1"]
 
 

@@ -13,11 +13,11 @@ from residua.diffusers.tracking import Tracker
 
 class Loop:
     def __init__(self, scheduler=None, steps=None):
-        self.new_runs = 0
-        self.tracker = Tracker(lambda: scheduler, self._new_run, steps)
+        self.tracker = Tracker(lambda: scheduler, steps)
 
-    def _new_run(self):
-        self.new_runs += 1
+    @property
+    def new_runs(self):
+        return self.tracker.runs
 
     def at(self, timestep, branch=None, **info):
         if branch is not None:

@@ -60,7 +60,7 @@ def test_eigenvectors_do_not_depend_on_the_size_of_the_matrix(isa, size):
 
 @pytest.mark.parametrize("power", [20, 70, 100, 140, 160])
 def test_eigenvectors_beside_entries_that_nearly_vanish(isa, power):
-    """Reflections of tiny rows had infinite factors: NaN among the values, and results that were never set."""
+    """Reflections of tiny rows had infinite factors: NaN among the values, and results never set."""
     tiny = 10.0**-power
     matrix = torch.diag(torch.tensor([1.0, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64))
     noise = normal(power, 7, 7) * tiny

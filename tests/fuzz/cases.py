@@ -157,9 +157,9 @@ def draw_settings(r: random.Random, queries: int, keys: int) -> dict[str, Any]:
     }
     if summarises and probes and r.random() < 0.25:
         found[r.choice(("max_error", "balance"))] = True
+        found["probe_policy"] = None
         if "max_error" in found:
             found["max_error"] = r.choice((0.001, 0.1, 1.0))
-            found["probe_policy"] = None
     return found
 
 

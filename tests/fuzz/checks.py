@@ -38,6 +38,15 @@ def instruction_set(name: str | None):
 
 
 @contextmanager
+def default_dtype(dtype: torch.dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
 def threads(count: int):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -121,6 +130,8 @@ def check_output(case: Case, step: int, out: Tensor) -> list[str]:
     mask = case.key_mask()
     if mask is not None and bool(out[~mask.any(-1)].ne(0).any()):
         found.append(f"step {step}: an entry without keys is not zero")
+    if bool(dense_lost.any()) and case.finite:
+        return found  # out of reach of the oracle, and of fp64
     if case.finite and bool(lost.any()):
         found.append(f"step {step}: finite in, {int(lost.sum())} of {lost.numel()} rows not finite")
     if not case.finite:
@@ -142,8 +153,8 @@ def check_output(case: Case, step: int, out: Tensor) -> list[str]:
 
 def check_receipt(case: Case, step: int, receipt: Any) -> list[str]:
     try:
-        told = json.loads(receipt.to_json()) if hasattr(receipt, "to_json") else json.loads(
-            json.dumps(receipt.to_dict(), allow_nan=False))  # fmt: skip
+        told = json.loads(receipt.to_json())
+        json.dumps(receipt.to_dict(), allow_nan=False)
     except ValueError as error:
         return [f"step {step}: receipt is no JSON: {error}"]
     found = []
@@ -180,12 +191,16 @@ def check_repeats(case: Case, outs: list[Tensor]) -> list[str]:
             compare("3 threads", call(case)[0])
     elif native or case.layout == "plain":
         compare("contiguous copies", call(case, lambda t: tuple(x.contiguous().clone() for x in t))[0])
+    for dtype in (torch.float64, torch.bfloat16):
+        with default_dtype(dtype):
+            compare(f"default dtype {dtype}", call(case)[0])
     mask = case.key_mask()
     if mask is not None:
         for value in (7.0, math.nan):
             if case.layout != "expanded batch":  # there an entry's keys are another one's too
                 compare(f"masked keys hold {value}", call(case, hidden=value)[0])
-    if case.batch > 1 and native and not case.settings.get("balance"):
+    huge = case.fill in ("huge", "extreme")  # one power of two for the whole call
+    if case.batch > 1 and native and not huge and not case.settings.get("balance"):
         entry = case.batch - 1
 
         def alone(tensors: tuple[Tensor, Tensor, Tensor]):

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .app import app, console, readable_errors
+from .app import command, console, readable_errors
 from .demo import PROMPT
 from .options import words
 
 
-@app.command(
+@command(
     epilog="Example:  residua capture --model mini --layers 0,2,4 --heads 0,1 --steps 6,7 --out captures"
 )
 def capture(

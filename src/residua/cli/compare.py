@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .app import app, console, figures, readable_errors
+from .app import command, console, figures, readable_errors
 from .options import command_line, numbers, share, words
 
 # What fits a terminal of 80 columns; the files have more.
@@ -19,7 +19,7 @@ SHOWN = {
 PROMPT = "a red circle moving right on a grey background"
 
 
-@app.command(
+@command(
     epilog="Example:  residua compare --model mini --densities 0.12,0.22 --reconstructions probe,anchored"
 )
 def compare(
@@ -54,16 +54,16 @@ def compare(
 
 def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here: the other commands must not wait for what generation needs.
-    from ..generation import loading, require_packages, sweep
+    from ..generation import loading, require_packages, tradeoff
     from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
     check_folder(given.out, given.force)
-    todo = sweep.settings(
+    todo = tradeoff.settings(
         [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
         words("reconstructions", given.reconstructions),
@@ -86,12 +86,12 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     }  # fmt: skip
     with step_bars() as watch:
         # Written after every setting: a long sweep that is stopped keeps what it has.
-        for rows, tokens in sweep.sweep(pipe, given.model, requests, todo, lpips, watch):
-            publish_folder(given.out, sweep.result_files(rows, {**facts, "tokens": tokens}))
-    table = figures(
-        f"{given.model}: quality against efficiency", "partition, reconstruction", *SHOWN.values()
-    )
+        for rows, tokens in tradeoff.rows_so_far(pipe, given.model, requests, todo, lpips, watch):
+            publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
+    unit, rows = tradeoff.in_readable_flops(rows)
+    columns = {**SHOWN, "pflops": unit}.values()
+    table = figures(f"{given.model}: quality against efficiency", "partition, reconstruction", *columns)
     for row in rows:
-        table.add_row(row.name, *sweep.cells(row, SHOWN))
+        table.add_row(row.name, *tradeoff.cells(row, SHOWN))
     console.print(table)
-    console.print(f"wrote {', '.join(str(given.out / name) for name in sweep.FILES)}", soft_wrap=True)
+    console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)

@@ -12,14 +12,10 @@ from ..errors import IntegrationError
 
 class Tracker:
     """Follows one transformer. `advance` is called before each forward pass, `enter` and `leave` by the
-    model's `cache_context`. A new run calls `on_new_run`, which drops everything that must not outlive a
-    run."""
+    model's `cache_context`. `runs` counts the runs that began."""
 
-    def __init__(
-        self, scheduler: Callable[[], Any], on_new_run: Callable[[], None], steps: int | None = None
-    ) -> None:
+    def __init__(self, scheduler: Callable[[], Any], steps: int | None = None) -> None:
         self._scheduler = scheduler
-        self._on_new_run = on_new_run
         self._steps = steps
         self.runs = 0
         self._context: tuple[str, dict[str, Any]] | None = None
@@ -58,7 +54,6 @@ class Tracker:
         self.forget()
         self._schedule = schedule
         self.runs += 1
-        self._on_new_run()
 
     def _locate(self, timestep: Any) -> int:
         info = self._context[1] if self._context else {}

@@ -172,6 +172,13 @@ class Backend:
         """
         return plain.add_affine(out, left, right, bias, dtype)
 
+    def row_peaks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest finite magnitude of every row, and whether the whole row is finite.
+
+        x [B, H, N, D] -> peaks [B, H, N] fp32 (fp64 for fp64 rows), finite [B, H, N] bool
+        """
+        return plain.row_peaks(x)
+
     def only_finite(self, x: Tensor) -> Tensor:
         """x in fp32, with zeros for NaN and Inf; maybe x itself."""
         return torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)

@@ -14,8 +14,8 @@ import torch
 from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
-from ..diffusers.quality import find_quality
-from ..lab.metrics import Lpips, Quality, quality
+from ..integration import find_quality
+from ..lab.video_quality import Lpips, Quality, quality
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 
@@ -53,7 +53,7 @@ class Sparsity:
             config = (config or preset_config(pipe)).replace(**self._changes)
         return accelerate(
             pipe,
-            quality=self.quality,
+            quality=self.quality,  # type: ignore[arg-type]
             config=config,
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
@@ -125,7 +125,7 @@ class Comparison:
 
     @property
     def on_gpu(self) -> bool:
-        return "CUDA" in self.report.clock
+        return "CUDA" in self.report.timed_by
 
     @property
     def density(self) -> float | None:
@@ -142,6 +142,19 @@ class Comparison:
         """Every metric without a value, and why."""
         scores = {"vbench": self.vbench} if isinstance(self.vbench, str) else {}
         return {**self.quality.not_measured, **scores}
+
+    @property
+    def all_dense(self) -> str | None:
+        """Why nothing was sparse, or None if something was."""
+        total = self.report.total
+        if total.sparse:
+            return None
+        reasons = sorted(total.dense, key=lambda reason: -total.dense[reason])
+        settings = [transformer.settings for transformer in self.report.transformers]
+        least = max((found["min_tokens"] for found in settings), default=0)
+        if 0 < self.tokens < least:
+            return f"{self.tokens:,} tokens < min_tokens {least:,}: all dense"
+        return f"all dense: {', '.join(reasons) or 'no attention call was seen'}"
 
     @property
     def tokens(self) -> int:
@@ -174,6 +187,7 @@ class Comparison:
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
             "quality": self.sparsity.quality,
+            "all_dense": self.all_dense,
             "cost": self.cost,
             "density": self.density,
             "density_with_dense": total.density_with_dense,
@@ -239,7 +253,7 @@ def compare(
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
     baseline = Baseline(_timed(dense_runs), linear_flops) if dense else None
-    return judged(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
+    return _compared(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
 
 
 def against(
@@ -256,7 +270,7 @@ def against(
     with sparsity.accelerate(pipe, profile=False) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
-    return judged(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
+    return _compared(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
 
 
 def dense_baseline(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> Baseline:
@@ -276,7 +290,7 @@ def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> in
     return passes.linear_flops
 
 
-def judged(
+def _compared(
     model: str,
     request: Request,
     sparsity: Sparsity,

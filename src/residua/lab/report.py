@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from .. import __version__
+from .. import __version__, json_text
 from ..errors import InputError
+from .figures import Drawing
 from .tables import Table
 
 TEMPLATES = "residua.lab", "templates"
@@ -19,12 +18,12 @@ TEMPLATES = "residua.lab", "templates"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as PNG."""
+    """A figure with its words."""
 
     name: str  # of its file, without the ending
     title: str
     caption: str
-    png: bytes
+    drawing: Drawing
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Report:
 
     def files(self) -> dict[str, bytes]:
         """Every file of the report, by name."""
-        made = {f"{picture.name}.png": picture.png for picture in self.pictures}
+        made = {f"{picture.name}.png": picture.drawing.png for picture in self.pictures}
         made["report.json"] = self.json().encode()
         made["report.md"] = self.markdown().encode()
         made["report.html"] = self.page().encode()
@@ -80,7 +79,7 @@ class Report:
             "tables": [table.to_dict() for table in self.tables],
             "data": _plain(self.data),
         }
-        return json.dumps(found, indent=1, allow_nan=False) + "\n"
+        return json_text.dumps(found, indent=1) + "\n"
 
     def markdown(self) -> str:
         parts = [f"# {self.title}", self.lead, f"    {self.command}"]
@@ -102,14 +101,16 @@ class Report:
             loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        style = (files(TEMPLATES[0]) / TEMPLATES[1] / "lab.css").read_text(encoding="utf-8").strip()
-        sources = {
-            item.name: "data:image/png;base64," + base64.b64encode(item.png).decode()
-            for item in self.pictures
-        }
         return environment.get_template("lab.html").render(
-            report=self, style=style, sources=sources, version=__version__
+            report=self, style=style("lab.css"), version=__version__
         )
+
+
+def style(*names: str, package: str = TEMPLATES[0]) -> str:
+    """The style of a page: what all pages share, then its own files."""
+    shared = (files(TEMPLATES[0]) / TEMPLATES[1] / "base.css").read_text(encoding="utf-8")
+    own = [(files(package) / TEMPLATES[1] / name).read_text(encoding="utf-8") for name in names]
+    return "\n".join(text.strip() for text in (shared, *own))
 
 
 def _plain(value: Any) -> Any:

@@ -30,7 +30,9 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
         Probes, choice, estimated error and cost; route and summary as they were given.
     """
     call, backend = grouped.call, grouped.backend
-    index, weights = place_probes(call, grouped.grouping, grouped.sizes.probes, policy, backend)
+    index, weights = place_probes(
+        call, grouped.grouping, grouped.sizes.probes, policy, grouped.config.probe_order, backend
+    )
     rows = backend.gather_rows(call.q, index)
     group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
     kept = _own(route.cells, group)  # [B, H, M, Ck]
@@ -99,7 +101,7 @@ def _candidates(
     if drift is None:
         return simple
     y = backend.matmul(rows, drift.basis.repeat_interleave(call.shares, dim=1)) - _own(drift.origin, group)
-    bend = (y.square() * _own(drift.curve, group)).sum(-1).clamp(max=MAX_BEND)
+    bend = (y * _own(drift.curve, group) * y).sum(-1).clamp(max=MAX_BEND)
     shift = (y[..., None] * _own(drift.slope, group)).sum(-2)
     return {Choice.WITH_DRIFT: joined(value + shift, top + bend)} | simple
 

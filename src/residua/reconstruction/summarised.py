@@ -58,7 +58,10 @@ class Summarised(Reconstruction):
         overhead = grouped.routing_cost.at(grouped.keys) + self._judging_cost(grouped)
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
         budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
-        routes = [keep_best(call, grouping, log_mass, pairs, backend) for pairs in (budget, bare_budget)]
+        scope = grouped.config.budget_scope
+        routes = [
+            keep_best(call, grouping, log_mass, pairs, scope, backend) for pairs in (budget, bare_budget)
+        ]
         missed = [_missed(found, grouping, log_mass) for found in routes]
         bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
         cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)

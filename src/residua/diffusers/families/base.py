@@ -5,22 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ...errors import IntegrationError
-
-Grid = tuple[int, int, int]  # frames, height, width, in tokens
-
-
-@dataclass(frozen=True)
-class Preset:
-    """Settings that suit a family. A whole number counts steps or layers, a fraction is a share of them."""
-
-    density: float
-    dense_steps: float
-    dense_layers: float
-    source: str
+from ...integration import Grid, Preset
 
 
 class Family:

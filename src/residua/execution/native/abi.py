@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import BackendError, RouteError
 from .threads import threads
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 ISAS = (
     "avx512bf16",
     "avx512",
@@ -222,11 +222,20 @@ class DirectionsArgs(Args):
     )
 
 
+class PeaksArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("x", View),
+        *_fields(c_void_p, "peaks finite"),
+        *_fields(c_int32, "dtype pad"),
+    )
+
+
 # In the order of `kStructs` in `src/abi.cpp`, whose sizes are compared with these when the library is loaded.
 STRUCTS: tuple[type[Args], ...] = (
     View, Groups, Shape, AttendArgs, RowsArgs, MassArgs, SlotsArgs, CovarianceArgs, KmeansArgs, MeansArgs,
     GatherArgs, ProjectArgs, AffineArgs, EigenArgs, FitArgs, FiniteArgs, SortArgs, MomentArgs, CentralArgs,
-    SpendArgs, MatmulArgs, DirectionsArgs,
+    SpendArgs, MatmulArgs, DirectionsArgs, PeaksArgs,
 )  # fmt: skip
 
 

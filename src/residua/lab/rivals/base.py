@@ -37,7 +37,7 @@ class Task:
     backend_name: str = "auto"
 
     def __post_init__(self) -> None:
-        Config(density=self.density)  # the only judge of a density
+        Config(density=self.density)  # refuses a density that makes no sense
         if self.q.shape[1] != self.k.shape[1]:
             raise InputError(f"{self.q.shape[1]} heads, {self.k.shape[1]} K/V heads: repeat the K/V heads")
 

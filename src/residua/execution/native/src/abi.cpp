@@ -135,7 +135,7 @@ RESIDUA_EXPORT int64_t residua_struct_size(int32_t number) {
       sizeof(MassArgs),    sizeof(SlotsArgs),      sizeof(CovarianceArgs), sizeof(KmeansArgs), sizeof(MeansArgs),
       sizeof(GatherArgs),  sizeof(ProjectArgs),    sizeof(AffineArgs), sizeof(EigenArgs),  sizeof(FitArgs),
       sizeof(FiniteArgs),  sizeof(SortArgs),       sizeof(MomentArgs), sizeof(CentralArgs), sizeof(SpendArgs),
-      sizeof(MatmulArgs),  sizeof(DirectionsArgs),
+      sizeof(MatmulArgs),  sizeof(DirectionsArgs), sizeof(PeaksArgs),
   };
   constexpr int32_t count = sizeof(kStructs) / sizeof(kStructs[0]);
   return number >= 0 && number < count ? kStructs[number] : 0;

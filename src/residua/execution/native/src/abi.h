@@ -6,7 +6,7 @@
 
 namespace residua {
 
-constexpr int kAbiVersion = 5;
+constexpr int kAbiVersion = 6;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -179,6 +179,14 @@ struct DirectionsArgs {
   float* to_key;             // [heads, D, R]
 };
 
+struct PeaksArgs {
+  Shape shape;  // heads, queries = rows, dim
+  View x;
+  float* peaks;     // [B, H, rows], the largest finite magnitude
+  uint8_t* finite;  // [B, H, rows]
+  int32_t dtype, pad;
+};
+
 struct FiniteArgs {
   int64_t count;
   const float* x;   // [count]
@@ -269,6 +277,7 @@ struct Kernels {
   void (*matmul)(const MatmulArgs&, int64_t matrix, int64_t begin, int64_t end, void* scratch);
   size_t (*directions_scratch)(const DirectionsArgs&);
   void (*directions)(const DirectionsArgs&, int64_t head, void* scratch);
+  void (*peaks)(const PeaksArgs&, int64_t head, int64_t begin, int64_t end);
   size_t (*moment_scratch)(const MomentArgs&);
   void (*moment_rows)(const MomentArgs&, int64_t head, MomentHead&, void* scratch);
   void (*moment)(const MomentArgs&, int64_t head, const MomentHead&, int64_t first, void* scratch);

@@ -11,6 +11,7 @@
 #include "matmul.h"
 #include "means.h"
 #include "moment.h"
+#include "peaks.h"
 #include "rows.h"
 #include "slots.h"
 
@@ -22,7 +23,7 @@ inline const Kernels* table(const char* name) {
       slots_scratch, slots_task,    covariance_scratch, covariance_task,
       assign_scratch, assign_task,  means_task,   project_scratch, project_task, affine_scratch, affine_task,
       eigh_scratch, eigh_task,      fit_scratch,  fit_task,
-      matmul_scratch, matmul_task,  directions_scratch, directions_task, moment_scratch, moment_rows,  moment_task,
+      matmul_scratch, matmul_task,  directions_scratch, directions_task, peaks_task, moment_scratch, moment_rows,  moment_task,
       all_finite,   distances,
   };
   return &kernels;

@@ -4,8 +4,8 @@
     python benchmarks/make_results.py --calls FOLDER   # also the studies of recorded calls that you have
     python benchmarks/make_results.py --only ablations # one study again
 
-Each study runs as the command that its page names, so that everybody can repeat it alone. Errors do not depend on
-the machine; times do, and belong to a quiet one.
+Each study runs as the command that its page names, so that everybody can repeat it alone. Errors do not
+depend on the machine; times do, and belong to a quiet one.
 """
 
 from __future__ import annotations

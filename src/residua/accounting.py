@@ -68,6 +68,7 @@ class Receipt:
     always: str  # what is evaluated whatever the target is
     clamps: tuple[str, ...] = ()
     timings: Timings | None = None
+    probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -236,7 +237,7 @@ class Outcome:
     """What a sparse call did, for its receipt."""
 
     route: Route
-    probes: int  # rows per head
+    probe_rows: Tensor | None  # [B, H, M], computed exactly; None: no row was
     allowed: Tensor  # [B, H] fp64, the density that each head might spend
     costs: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents
     error: Tensor | None  # [B, H], estimated
@@ -253,7 +254,8 @@ def write_receipt(
     if call.exact_queries.count or call.pinned_keys.count:
         always = "exact rows, pinned keys and one cell per query group are always evaluated"
     route = None if outcome is None else outcome.route
-    pairs = count_pairs(call, route, 0 if outcome is None else outcome.probes)
+    probe_rows = None if outcome is None else outcome.probe_rows
+    pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])
     everything = torch.ones_like(pairs.possible, dtype=torch.float64)
     return Receipt(
         target=config.density,
@@ -270,4 +272,5 @@ def write_receipt(
         always=always,
         clamps=() if outcome is None else outcome.notes,
         timings=timings,
+        probe_rows=probe_rows,
     )

@@ -91,7 +91,7 @@ def reconstructions(
         run_study("reconstructions", context, captures, config, quick, out, force)
 
 
-@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,sparsepr --quick")
+@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
 def rivals(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Captured calls: safetensors, with or without a manifest.")],

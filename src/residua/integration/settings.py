@@ -12,6 +12,7 @@ import torch
 
 from ..config import Config
 from ..errors import InputError
+from ..methods import find_method
 from .quality import find_quality
 
 # Below this, grouping and routing cost more than the skipped pairs save.
@@ -40,6 +41,7 @@ class Settings:
         layers: The layers that may be sparse, by number or (wild-card) name; None: all.
         min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
         quality: The name that the config was asked for by, if it was.
+        method: Who answers the sparse calls, by name (`residua.methods`); None: Residua, as the config says.
     """
 
     config: Config
@@ -48,10 +50,12 @@ class Settings:
     layers: tuple[int | str, ...] | None = None
     min_tokens: int | None = None
     quality: str | None = None
+    method: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "quality": self.quality,
+            "method": self.method,
             "config": self.config.to_dict(),
             "dense_steps": self.dense_steps,
             "dense_layers": self.dense_layers,
@@ -74,19 +78,22 @@ def make_settings(
     layers: Sequence[int | str] | None = None,
     min_tokens: int | None = None,
     quality: str | None = None,
+    method: str | None = None,
 ) -> Settings:
     """The preset of a model family with the user's changes on top, checked; None keeps the preset's.
 
     Returns:
         The settings; `InputError` names an argument that is not what is wanted.
     """
+    wanted = _config(preset, density, config, quality)
     return Settings(
-        config=_config(preset, density, config, quality),
+        config=wanted if method is None else find_method(method).settings(wanted),
         dense_steps=_share("dense_steps", preset.dense_steps if dense_steps is None else dense_steps),
         dense_layers=_share("dense_layers", preset.dense_layers if dense_layers is None else dense_layers),
         layers=None if layers is None else _selection(layers),
         min_tokens=None if min_tokens is None else _count("min_tokens", min_tokens),
         quality=quality,
+        method=method,
     )
 
 

@@ -15,11 +15,9 @@ from ....row_error import row_errors
 from ....types import Partition, Route, Rows
 from ...captures import CapturedCall
 from ...rivals import Outcome, Rival, Task
-from ...rivals.response import probe_rows
 from ..common import Watch, watched
 
 WARM_UP_TOKENS = 512
-PROBING = ("probe", "anchored")  # reconstructions of the rivals that compute some rows exactly
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Measurement:
     products: dict[str, int]
     mean: float  # relative row error, all rows
     p99: float
-    held_out_mean: float  # rows that neither SparsePR nor anchored has probed
+    held_out_mean: float  # rows that no method of the study has probed
     held_out_p99: float
     skipped_mass: float | None  # mean over rows; None if the method has no cells of its own
     cpu_seconds: float  # of the process, for the whole method, grouping included
@@ -115,13 +113,17 @@ def measure(
     with torch.no_grad():
         task = task_of(captured, settings)
         dense, lse = dense_reference(task)
-        probes = probe_rows(task, *PROBING)
+        done = []
         for rival in rivals:
             reason = rival.refuses(task)
             if reason:
                 yield Refusal(captured.model, rival.name, reason)
-                continue
-            outcome, seconds = timed(rival, task, settings.repeats)
+            else:
+                done.append((rival, *timed(rival, task, settings.repeats)))
+        # held out from all methods: rows to which some method has seen the answer
+        probed = [outcome.probe_rows for _, outcome, _ in done if outcome.probe_rows is not None]
+        probes = torch.cat(probed, -1) if probed else None
+        for rival, outcome, seconds in done:
             yield _measured(captured, rival, task, outcome, seconds, (dense, lse, probes))
 
 

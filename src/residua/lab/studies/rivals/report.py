@@ -13,12 +13,12 @@ from ...rivals import RIVALS, find
 from ...tables import Table, share
 from .measure import Measurement, Refusal, Settings
 
-PAPER, OURS = "sparsepr", "anchored"
+PAPER, OURS = "paper", "anchored"
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
 COST_COLUMNS = ("method", "charged", "density", "skipped mass", "beside", "grouping", "CPU ms")
 ERROR_NOTE = (
-    "norm(out - dense) / norm(dense) per row, averaged over calls. Held-out: rows that neither SparsePR nor "
-    "anchored has probed. Won: calls with a lower mean error than SparsePR's on those rows."
+    "norm(out - dense) / norm(dense) per row, averaged over calls. Held-out: rows that no method "
+    "has probed. Won: calls with a lower mean error than SparsePR's on those rows."
 )
 COST_NOTE = (
     "Charged: what counts against the target. Density: exact query-key pairs. Skipped mass: attention that "

@@ -12,7 +12,7 @@ import torch
 
 import residua
 from residua import Config, InputError, IntegrationError, accelerate
-from residua.diffusers import QUALITIES, Family, Preset, preset_config, register, supported
+from residua.diffusers import QUALITIES, Family, Preset, preset_config, register, supported, versions
 from residua.diffusers.families import base
 from residua.diffusers.versions import check_parts, check_version, require_diffusers
 from residua.integration.settings import part_of
@@ -158,7 +158,10 @@ def test_all_families_of_the_promise_are_there():
         "WanTransformer3DModel", "WanVACETransformer3DModel", "SkyReelsV2Transformer3DModel",
         "HunyuanVideoTransformer3DModel", "HunyuanVideo15Transformer3DModel", "CosmosTransformer3DModel",
         "Cosmos3OmniTransformer", "CogVideoXTransformer3DModel", "LTXVideoTransformer3DModel",
-        "LTX2VideoTransformer3DModel", "MochiTransformer3DModel",
+        "LTX2VideoTransformer3DModel", "MochiTransformer3DModel", "CosmosControlNetModel",
+        "ChronoEditTransformer3DModel", "WanAnimateTransformer3DModel", "ConsisIDTransformer3DModel",
+        "MotifVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel", "FluxTransformer2DModel",
+        "Flux2Transformer2DModel", "QwenImageTransformer2DModel",
     }  # fmt: skip
 
 
@@ -175,7 +178,7 @@ def test_context_parallelism_is_refused_where_it_is_not_supported(name, tiny):
 
 def test_a_family_of_ones_own(tiny, scheduler, denoise, speed_up, monkeypatch):
     """The example of docs/add-a-model.md."""
-    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    monkeypatch.setattr(base.FAMILIES, "_known", dict(base.FAMILIES._known))
     wan = type(tiny.build("wan")[0])
     mine = type("MyTransformer", (wan,), {})
 
@@ -203,12 +206,22 @@ def test_supported_versions(version):
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.35.2", "0.43.0", "0.43.0.dev0", "1.0.0", "unknown"])
-def test_other_versions_are_refused(version):
+@pytest.mark.parametrize("version", ["0.35.2", "0.9.0"])
+def test_older_versions_are_refused(version):
     with pytest.raises(
         IntegrationError, match=rf"diffusers {version}: .* pip install 'diffusers>=0.36,<0.43'"
     ):
         check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.43.0", "0.44.0.dev0", "1.0.0", "unknown"])
+def test_newer_versions_are_tried_with_one_warning(version, caplog, monkeypatch):
+    monkeypatch.setattr(versions, "_warned", set())
+    check_version(version)
+    check_version(version)
+    assert [record.message for record in caplog.records] == [
+        f"diffusers {version} was not tested with Residua (0.36 to 0.42 were); compare with dense"
+    ]
 
 
 @pytest.mark.parametrize("part", ["_templated_context_parallel_attention", "_AttentionBackendRegistry"])

@@ -1,4 +1,4 @@
-"""HunyuanVideo: joint attention over [video, text], with the text's padding masked."""
+"""HunyuanVideo and MotifVideo: joint attention over [video, text], with the text's padding masked."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ class HunyuanVideo(Family):
         return patched_grid(
             inputs["hidden_states"], (config.patch_size_t, config.patch_size, config.patch_size)
         )
+
+
+@register
+class MotifVideo(HunyuanVideo):
+    name = "MotifVideo"
+    models = ("MotifVideoTransformer3DModel",)
+    preset = Preset(0.22, 0.10, 0.03, "not in the paper; taken over from HunyuanVideo")
+    processors: Mapping[str, Any] = {"MotifVideoAttnProcessor2_0": None}

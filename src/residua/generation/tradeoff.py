@@ -163,8 +163,8 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
         f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
         "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
-        "dense attention, with probes, router and tail; FLOPs of the transformer (self-attention and matrix "
-        "products).",
+        "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
+        "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
         "",
         "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",

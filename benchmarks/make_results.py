@@ -4,8 +4,8 @@
     python benchmarks/make_results.py --calls FOLDER   # also the studies of recorded calls that you have
     python benchmarks/make_results.py --only ablations # one study again
 
-Each study runs as the command that its page names, so that everybody can repeat it alone. Errors do not depend on
-the machine; times do, and belong to a quiet one.
+Each study runs as the command that its page names, so that everybody can repeat it alone. Errors do not
+depend on the machine; times do, and belong to a quiet one.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ def publish(name: str, made: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--calls", type=Path, help="a folder of recorded calls; it is not part of the project"
-    )
+    parser.add_argument("--calls", type=Path, help="a folder of recorded calls that you have")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "results", help="captures and reports")
     parser.add_argument("--only", action="append", choices=[*STUDIES, "methods"], help="may be repeated")
     parser.add_argument("--lpips", type=Path, help="LPIPS weights (safetensors), for the methods")

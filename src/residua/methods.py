@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .accounting import Receipt
 from .attention import attention
+from .budget import SharedBudget
 from .config import Config
 from .errors import InputError
 from .inputs import Spans
@@ -51,8 +52,12 @@ class Method:
             )
         return config
 
-    def new_state(self) -> Any:
-        """What a layer carries from step to step in one guidance branch; it has `nbytes` and `reset()`."""
+    def new_state(self, shared: SharedBudget) -> Any:
+        """What a layer carries from step to step in one guidance branch; it has `nbytes` and `reset()`.
+
+        Args:
+            shared: The budget of the whole run, for methods that move it between layers.
+        """
         raise NotImplementedError
 
     def attend(
@@ -109,8 +114,8 @@ class Own(Method):
         changes = {name: value for name, value in like.items() if value != default[name]}
         return super().settings(config).replace(**{"reconstruction": self.like.reconstruction, **changes})
 
-    def new_state(self) -> State:
-        return State()
+    def new_state(self, shared: SharedBudget) -> State:
+        return State(shared)
 
     def attend(
         self,

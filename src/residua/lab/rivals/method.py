@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...accounting import Pairs, Receipt
 from ...attention import exact_attention
+from ...budget import SharedBudget
 from ...config import Config
 from ...errors import InputError
 from ...execution.backend import Backend, Demand, choose_backend
@@ -48,7 +49,7 @@ class RivalMethod(Method):
         self.name, self.title, self.source = rival.name, rival.title, rival.source
         self.simplified = rival.simplified
 
-    def new_state(self) -> RivalState:
+    def new_state(self, shared: SharedBudget) -> RivalState:
         return RivalState()
 
     def attend(

@@ -251,3 +251,20 @@ def test_importing_residua_does_not_import_diffusers():
     check = "import sys, residua, residua.diffusers; sys.exit('diffusers' in sys.modules)"
     source = str(Path(residua.__file__).parents[1])
     assert subprocess.run([sys.executable, "-c", check], env={"PYTHONPATH": source}).returncode == 0
+
+
+def test_another_method_takes_the_place_of_residua(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("hunyuan")
+    outputs = {}
+    for method in (None, "anchored", "paper", "svg2"):
+        with speed_up(model, scheduler=scheduler, method=method) as handle:
+            outputs[method] = denoise(model, inputs, scheduler)
+            report = handle.report()
+        assert report.total.sparse > 0 and report.transformers[0].settings["method"] == method
+        assert (report.total.error is None) == (method == "svg2")
+    assert torch.equal(outputs[None], outputs["anchored"])
+    assert not torch.equal(outputs["svg2"], outputs["paper"])
+    with pytest.raises(InputError, match="method='magic' is not known"):
+        speed_up(model, scheduler=scheduler, method="magic")
+    with pytest.raises(InputError, match="does not estimate its error"):
+        speed_up(model, scheduler=scheduler, method="svg2", config=Config(max_error=0.1))

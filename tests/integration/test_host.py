@@ -191,7 +191,7 @@ def test_an_error_stops_unless_the_host_says_otherwise(monkeypatch, caplog):
     stops, goes_on = host_with(), host_with(on_error="dense")
     for host in (stops, goes_on):
         ask(host, Site(0), qkv)
-    monkeypatch.setattr("residua.integration.host.attention", fail)
+    monkeypatch.setattr("residua.methods.attention", fail)
     with pytest.raises(ZeroDivisionError):
         ask(stops, Site(0, 1), qkv)
     for step in (1, 2):
@@ -206,7 +206,7 @@ def test_an_interruption_is_never_swallowed(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("residua.integration.host.attention", interrupted)
+    monkeypatch.setattr("residua.methods.attention", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ask(host_with(on_error="dense"), Site(0))
 

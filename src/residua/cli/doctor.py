@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from .. import doctor as doctoring
-from .app import app, console, readable_errors
+from .app import command, console, readable_errors
 
 
-@app.command(epilog="Examples:  residua doctor --json    residua doctor --compile-kernels")
+@command(epilog="Examples:  residua doctor --json    residua doctor --compile-kernels")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     compile_kernels: Annotated[
@@ -29,6 +28,8 @@ def doctor(
         with readable_errors():
             _compile_kernels(page)
         return
+    from .. import doctor as doctoring
+
     facts = doctoring.report()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))

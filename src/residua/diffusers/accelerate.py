@@ -25,6 +25,7 @@ def accelerate(
     *,
     quality: Literal["faithful", "balanced", "fast"] | None = None,
     config: Config | None = None,
+    method: str | None = None,
     dense_steps: float | None = None,
     dense_layers: float | None = None,
     layers: Sequence[int | str] | None = None,
@@ -37,13 +38,17 @@ def accelerate(
 ) -> Handle:
     """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
 
-    What is not given comes from the preset of the model family.
+    Without more it is `quality="balanced"`. `config=Config.paper()` is the paper's method, with the first
+    steps and layers dense that the preset of the model family names.
 
     Args:
         target: A diffusers pipeline, or one transformer.
         density: What it may cost, as a share of dense attention.
         quality: How close it must stay to dense: "faithful", "balanced" or "fast". Instead of `density`.
         config: Everything about the method; `density` goes over the config's.
+        method: Another method in Residua's place, to compare with: "paper", "svg2", "svoo", "svg-ear",
+            "sparge" and others (`residua.methods.method_names()`). Each says in `simplified` what it leaves
+            out.
         dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share (1 is one
             step, 1.0 all of them).
         dense_layers: First layers that stay dense, likewise.
@@ -67,7 +72,9 @@ def accelerate(
     models = _transformers(target)
     families = [_family(model, generic) for model in models.values()]
     wanted = [
-        make_settings(family.preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality)
+        make_settings(
+            family.preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality, method
+        )
         for family in families
     ]
     for model, family, settings in zip(models.values(), families, wanted, strict=True):

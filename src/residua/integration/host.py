@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..attention import attention
+from ..budget import SharedBudget
 from ..errors import BackendError, InputError, IntegrationError
 from ..execution import Demand, choose_backend
 from ..inputs import DTYPES
-from ..state import State
+from ..methods import DEFAULT, find_method
 from .log import CallLog
 from .padding import PaddingReader
 from .settings import Settings, chosen_layers, min_tokens_for, part_of
@@ -88,7 +88,9 @@ class HostAttention:
         self.state_bytes = 0  # the most that was carried from step to step
         self._depth = _depth(layers, depths)  # how many layers deep the transformer is; None: unknown
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
-        self._states: dict[tuple[int, str], State] = {}
+        self._method = find_method(settings.method or DEFAULT)
+        self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
+        self._budget = SharedBudget()  # of all layers and branches of a run
         self._padding = PaddingReader()
         self._watch = RunWatch(name)
         self._warnings: list[str] = []  # of the runs before
@@ -149,6 +151,7 @@ class HostAttention:
     def drop_states(self) -> None:
         """The next sparse call of every layer starts cold."""
         self._states.clear()
+        self._budget.reset()
         self._padding.forget()
 
     @property
@@ -253,7 +256,8 @@ class HostAttention:
         try:
             if q.dtype not in DTYPES:
                 raise InputError(f"dtype {q.dtype}")
-            choose_backend(self.settings.config.backend, Demand(q.device, q.dtype, q.shape[-1], v.shape[-1]))
+            demand = Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
+            choose_backend(self.settings.config.backend, demand)
         except (BackendError, InputError) as error:
             if self.unsupported == "stop":
                 raise
@@ -289,7 +293,7 @@ class HostAttention:
         known_by: Tensor | None, scale: float | None,
     ) -> Tensor:  # fmt: skip
         """One guidance branch: each has a state of its own, whether it comes alone or in a batch."""
-        state = self._states.setdefault((site.layer, branch), State())
+        state = self._states.setdefault((site.layer, branch), self._method.new_state(self._budget))
         tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
         with tally.sparse_call(q, k) as record:
             compact = (
@@ -300,9 +304,9 @@ class HostAttention:
             if compact is not None and valid is not None:
                 q, k, v, valid = compact.take(q), compact.take(k), compact.take(v), compact.take(valid, 1)
                 text_queries, text_keys = compact.ranges(text_queries), compact.ranges(text_keys)
-            out, receipt = attention(
+            out, receipt = self._method.attend(
                 q, k, v, self.settings.config, state, pinned_keys=list(text_keys) or None,
-                exact_queries=list(text_queries) or None, key_mask=valid, scale=scale, return_receipt=True,
+                exact_queries=list(text_queries) or None, key_mask=valid, scale=scale, grid=site.grid,
                 profile=self.profile,
             )  # fmt: skip
             out = out if compact is None else compact.put_back(out)

@@ -108,7 +108,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The weights, with every name, shape and value judged before they are used."""
+    """The weights, with every name, shape and value checked before they are used."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -118,7 +118,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); {NO_WEIGHTS}") from error
     except SafetensorError as error:
         raise InputError(f"{path}: not a safetensors file ({error})") from error
-    return {name: _judged(path, found, name, shape) for name, shape in _wanted().items()}
+    return {name: _checked(path, found, name, shape) for name, shape in _wanted().items()}
 
 
 def _wanted() -> dict[str, tuple[int, ...]]:
@@ -130,7 +130,7 @@ def _wanted() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _judged(path: Path, found: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+def _checked(path: Path, found: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
     tensor = found.get(name, found.get(f"{name}.weight"))
     if tensor is None:
         raise InputError(f"{path}: no tensor {name!r}; wanted conv0..4.weight, conv0..4.bias and lin0..4")

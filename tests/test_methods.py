@@ -8,7 +8,8 @@ import torch
 from oracle import masked_attention
 
 from residua import Config, InputError, State
-from residua.methods import METHODS, RIVALS, Method, find_method, method_names, register
+from residua.budget import SharedBudget
+from residua.methods import METHODS, RIVALS, Method, find_method, method_names
 from residua.synthetic import VideoLike, video_like
 
 GRID = (4, 8, 8)
@@ -47,7 +48,8 @@ def test_nothing_skipped_is_dense_attention_with_text_and_padding(name, masked):
     q, k, v = call()
     method, valid = find_method(name), padding() if masked else None
     out, receipt = method.attend(
-        q, k, v, method.settings(CONFIG.replace(density=1.0)), method.new_state(), pinned_keys=TEXT,
+        q, k, v, method.settings(CONFIG.replace(density=1.0)), method.new_state(SharedBudget()),
+        pinned_keys=TEXT,
         exact_queries=TEXT, key_mask=valid, grid=GRID,
     )  # fmt: skip
     torch.testing.assert_close(out, dense(q, k, v, valid).to(out.dtype), atol=1e-4, rtol=1e-3)
@@ -59,7 +61,8 @@ def test_a_budget_pays_for_text_and_is_accounted(name):
     q, k, v = call()
     method = find_method(name)
     out, receipt = method.attend(
-        q, k, v, method.settings(CONFIG), method.new_state(), pinned_keys=TEXT, exact_queries=TEXT, grid=GRID,
+        q, k, v, method.settings(CONFIG), method.new_state(SharedBudget()), pinned_keys=TEXT,
+        exact_queries=TEXT, grid=GRID,
         profile=True,
     )  # fmt: skip
     most = 0.45 if name == "authors" else 0.4  # theirs keeps the cell that crosses the budget
@@ -77,7 +80,7 @@ def test_a_budget_pays_for_text_and_is_accounted(name):
 @pytest.mark.parametrize("name", ["anchored", "paper", "svg2", "svg-ear", "svoo"])
 def test_the_second_call_starts_from_the_first(name):
     tensors, method = call(), find_method(name)
-    state = method.new_state()
+    state = method.new_state(SharedBudget())
     config = method.settings(CONFIG)
     first = method.attend(*tensors, config, state, grid=None)
     second = method.attend(*tensors, config, state, grid=None)
@@ -99,14 +102,14 @@ def test_methods_without_an_estimate_refuse_an_error_bound():
 def test_tiles_without_a_grid_are_refused():
     method = find_method("sta")
     with pytest.raises(InputError, match="'sta' has no answer for this call: the tokens have no grid"):
-        method.attend(*call(4), method.settings(CONFIG), method.new_state())
+        method.attend(*call(4), method.settings(CONFIG), method.new_state(SharedBudget()))
 
 
 def test_names_are_known_and_new():
     with pytest.raises(InputError, match=r"method='magic' is not known; wanted one of anchored, paper"):
         find_method("magic")
-    with pytest.raises(ValueError, match="two methods"):
-        register(METHODS["anchored"])
+    with pytest.raises(ValueError, match="two of kind method"):
+        METHODS.add(METHODS["anchored"])
     assert [find_method(name).name for name in RIVALS] == list(RIVALS)  # written out, and as registered
     for name in method_names():
         method = find_method(name)

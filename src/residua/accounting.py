@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import json_text
 from .config import Config
 from .reconstruction import RECONSTRUCTIONS, Choice
 from .routing import pinned_keys, valid_keys
@@ -37,7 +38,7 @@ class Pairs:
         """A part as a share of the possible pairs; 0 where nothing is possible."""
         value = getattr(self, part)
         if isinstance(self.possible, Tensor):
-            return value / self.possible.clamp(min=1)
+            return value.double() / self.possible.clamp(min=1)
         return value / self.possible if self.possible else 0.0
 
     def sum(self) -> Pairs:
@@ -193,9 +194,9 @@ class Receipt:
         return repr(facts)  # NaN equals itself here
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Plain values for JSON; None for what is not finite."""
         parts = ("routed", "probe", "pinned", "exact", "total", "possible")
-        return {
+        told = {
             "target": self.target,
             "density": self.density,
             "cost": self.cost,
@@ -215,6 +216,11 @@ class Receipt:
             "notes": list(self.notes),
             "seconds": None if self.timings is None else dict(self.timings.seconds),
         }
+        return json_text.finite_only(told)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The receipt as JSON."""
+        return json_text.dumps(self.to_dict(), indent)
 
 
 def count_pairs(call: Call, route: Route | None, probes: int) -> Pairs:

@@ -48,7 +48,10 @@ def select(
         rows = candidates.gather(-1, torch.arange(count, device=labels.device) * among // max(1, count))
     elif policy == "random":
         generator = generator or torch.Generator().manual_seed(0)
-        drawn = torch.rand(labels.shape, generator=generator, device=generator.device).to(labels.device)
+        # the same for every batch entry: what one does must not depend on the others beside it
+        drawn = torch.rand(
+            labels.shape[1:], generator=generator, dtype=torch.float32, device=generator.device
+        ).to(labels.device)
         rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
     elif policy == "scattered":
         return _scattered(labels, groups, count, generator, backend)
@@ -107,7 +110,7 @@ def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
     chosen = labels.gather(-1, rows)  # [B, H, M]
     probes = count_labels(chosen, groups)
     group = chosen.clamp(min=0)
-    weights = sizes.gather(-1, group) / probes.gather(-1, group).clamp(min=1)
+    weights = sizes.gather(-1, group).float() / probes.gather(-1, group).clamp(min=1)
     return torch.where(chosen >= 0, weights, 0.0)
 
 

@@ -21,22 +21,32 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
     if score == "mass":
         mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
-        mass = centroid_mass(call, grouping)
+        mass = centroid_mass(call, grouping, backend)
     if score == "value-error":
         error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
         mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
     # an infinite key may weigh nothing at a centroid and still decide a row
-    largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
-    broken = ~torch.isfinite(largest).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
+    broken = _broken_groups(call, grouping).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
     return torch.where(broken, torch.nan, mass)
 
 
-def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
+def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
+    """K/V groups with NaN or Inf among their keys.  # [B, Hkv, Ck] bool"""
+    if call.broken_keys is None:
+        largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
+        return ~torch.isfinite(largest)
+    groups = grouping.kv.groups
+    index = grouping.kv.labels.remainder(groups + 1)  # padding goes to a spare last group
+    counts = torch.zeros(*index.shape[:2], groups + 1, dtype=torch.long, device=index.device)
+    return counts.scatter_add_(-1, index, call.broken_keys.long())[..., :groups] > 0
+
+
+def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
     for an empty one.  # [B, H, Cq, Ck] fp32"""
     centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
-    return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]
+    return call.scale * backend.matmul(grouping.anchors, centroids.mT) + sizes.float().log()[..., None, :]
 
 
 def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
@@ -96,14 +106,14 @@ def keep_all(call: Call, grouping: Grouping) -> Route:
 def keep_best(
     call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend
 ) -> Route:
-    """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys.
+    """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys,
+    and groups with NaN or Inf among their keys, whatever they cost: dense attention passes them on.
 
     log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """
     # pinned groups are paid for already; their mass stays in the normaliser because it is a row's own
     broken = log_mass.isnan()
     log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
-    log_share = torch.where(broken, torch.nan, log_share)
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
     log_share, kv_sizes = log_share[..., :free], kv_sizes[..., :free]
@@ -111,14 +121,15 @@ def keep_best(
         cells = backend.spend(log_share, grouping.query.sizes, kv_sizes, budget)
     else:
         cells = _spend_per_group(log_share, grouping.query.sizes, kv_sizes, budget)
-    pinned = _occupied(call, grouping)[..., free:]
-    return Route(grouping.query, grouping.kv, torch.cat([cells, pinned], -1), grouping.pinned_groups)
+    occupied = _occupied(call, grouping)
+    cells = torch.cat([cells | (broken & occupied)[..., :free], occupied[..., free:]], -1)
+    return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
 
 
 def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
     """Cells by their score, query group by query group, until each has seen the same number of keys; the cell
     that crosses this number is kept.  # [B, H, Cq, Ck] bool"""
-    keys = budget / query_sizes.sum(-1).clamp(min=1)  # [B, H], of every row
+    keys = budget.double() / query_sizes.sum(-1).clamp(min=1)  # [B, H], of every row
     score = torch.where(log_share.isnan(), torch.inf, log_share)
     order = torch.where(kv_sizes[..., None, :] > 0, score, -torch.inf).argsort(
         dim=-1, descending=True, stable=True

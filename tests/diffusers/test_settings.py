@@ -12,7 +12,7 @@ import torch
 
 import residua
 from residua import Config, InputError, IntegrationError, accelerate
-from residua.diffusers import QUALITIES, Family, Preset, preset_config, register, supported, versions
+from residua.diffusers import QUALITIES, Family, Preset, register, supported, versions
 from residua.diffusers.families import base
 from residua.diffusers.versions import check_parts, check_version, require_diffusers
 from residua.integration.settings import part_of
@@ -44,27 +44,34 @@ def test_a_config_alone_keeps_its_density(tiny):
         assert settings_of(handle)["config"]["density"] == 0.4
 
 
-def test_nothing_given_is_anchored_at_the_density_of_the_family(tiny):
+def test_nothing_given_is_the_balanced_quality_and_nothing_is_dense_by_rule(tiny):
     model, _ = tiny.build("cosmos 3")
     with accelerate(model) as handle:
         found = settings_of(handle)
-    assert (found["config"]["reconstruction"], found["config"]["density"], found["quality"]) == (
-        "anchored",
-        0.26,
-        None,
-    )
-    assert preset_config(model).to_dict() == found["config"]
+    assert found["quality"] == "balanced" and found["config"] == QUALITIES["balanced"].config().to_dict()
+    assert (found["dense_steps"], found["dense_layers"]) == (0, 0)
+
+
+def test_the_papers_method_has_the_settings_of_the_family(tiny):
+    model, _ = tiny.build("cosmos 3")
+    with accelerate(model, method="paper") as handle:
+        found = settings_of(handle)
+    assert found["config"] == Config.paper(density=0.26).to_dict()
+    assert (found["dense_steps"], found["dense_layers"]) == (2, 1)
+    with accelerate(model, config=Config.paper()) as handle:
+        found = settings_of(handle)
+    assert (found["config"]["density"], found["dense_steps"], found["dense_layers"]) == (0.22, 2, 1)
 
 
 @pytest.mark.parametrize("name", QUALITIES)
-def test_a_quality_is_an_error_bound_under_a_ceiling(name, tiny):
+def test_a_quality_is_a_shared_budget_with_a_guard(name, tiny):
     model, _ = tiny.build("hunyuan")
     with accelerate(model, quality=name) as handle:
         found, text = settings_of(handle), str(handle.report())
     wanted = QUALITIES[name]
     assert found["quality"] == name and Config.from_dict(found["config"]) == wanted.config()
     assert (found["config"]["max_error"], found["config"]["density"]) == (wanted.max_error, wanted.density)
-    assert (found["dense_steps"], found["dense_layers"]) == (0.1, 0.03)  # the family's
+    assert found["config"]["balance"] and (found["dense_steps"], found["dense_layers"]) == (0, 0)
     assert f"quality {name} (max_error {wanted.max_error:g}" in " ".join(text.split())
 
 
@@ -111,7 +118,7 @@ def test_layers_by_number_or_name(layers, tiny, scheduler, denoise, speed_up):
         ({"quality": "fast", "density": 0.3}, "together with density=: .* leave one of them out"),
         (
             {"quality": "fast", "config": Config()},
-            r"with config=: .*config=Config\(max_error=[\d.]+, density=",
+            r"with config=: .*config=Config\(balance=True, max_error=[\d.]+, density=",
         ),
         ({"dense_steps": -1}, "dense_steps=-1: wanted a whole number, or a share"),
         ({"dense_steps": 1.5}, "dense_steps=1.5"),
@@ -133,13 +140,13 @@ def test_bad_settings_are_refused_before_anything_happens(change, message, tiny)
 
 def test_a_share_of_unknown_steps_is_an_error(tiny, one_pass):
     model, inputs = tiny.build("wan")
-    with accelerate(model, min_tokens=0) as handle, torch.no_grad():
+    with accelerate(model, method="paper", min_tokens=0) as handle, torch.no_grad():
         with pytest.raises(
             IntegrationError, match=r"dense_steps=0.2 is a share .* pass scheduler= or steps="
         ):
             one_pass(model, inputs)
         handle.remove()
-    with accelerate(model, min_tokens=0, steps=10) as handle, torch.no_grad():
+    with accelerate(model, method="paper", min_tokens=0, steps=10) as handle, torch.no_grad():
         one_pass(model, inputs)
         assert handle.report().total.dense == {"first steps": 2}
 
@@ -149,7 +156,7 @@ def test_unknown_models_are_named_and_so_are_the_supported_ones():
         IntegrationError, match=r"Linear is not a transformer.*WanTransformer3DModel.*add-a-model"
     ):
         accelerate(torch.nn.Linear(1, 1))
-    with pytest.raises(IntegrationError, match=r"SimpleNamespace: got neither .* supported transformers: Co"):
+    with pytest.raises(IntegrationError, match=r"SimpleNamespace: got neither .* supported transformers: Ch"):
         accelerate(SimpleNamespace(unet=torch.nn.Linear(1, 1)))
 
 

@@ -272,7 +272,7 @@ def test_key_padding():
 
 def test_settings_come_from_the_preset_unless_given():
     preset = Preset(0.3, 2, 0.1, "here")
-    made = make_settings(preset, dense_steps=1)
+    made = make_settings(preset, dense_steps=1, method="paper")
     assert (made.config.density, made.dense_steps, made.dense_layers, made.min_tokens) == (0.3, 1, 0.1, None)
     assert min_tokens_for(torch.device("cpu")) == MIN_TOKENS
     assert HostAttention(made).settings_dict()["min_tokens"] == MIN_TOKENS

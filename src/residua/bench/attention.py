@@ -3,7 +3,6 @@ to report anything when the outputs are wrong."""
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import __version__
+from .. import __version__, json_text
 from ..attention import attention
 from ..config import Config
 from ..doctor import cpu
@@ -172,7 +171,7 @@ def write_json(path: Path, data: object) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    scratch.write_text(json_text.dumps(data, indent=2) + "\n", encoding="utf-8")
     os.replace(scratch, path)
 
 

@@ -38,7 +38,8 @@ def accelerate(
 ) -> Handle:
     """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
 
-    What is not given comes from the preset of the model family.
+    Without more it is `quality="balanced"`. `config=Config.paper()` is the paper's method, with the first
+    steps and layers dense that the preset of the model family names.
 
     Args:
         target: A diffusers pipeline, or one transformer.

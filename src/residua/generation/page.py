@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from .. import __version__
+from .. import __version__, json_text
 from ..lab.report import style
 from .comparison import Comparison
 from .flops import flops_unit
@@ -57,7 +56,7 @@ def result_files(comparison: Comparison, fps: int, command: str) -> dict[str, by
 
 
 def report_json(comparison: Comparison) -> bytes:
-    return (json.dumps(comparison.to_dict(), indent=2, allow_nan=False) + "\n").encode()
+    return (json_text.dumps(comparison.to_dict(), indent=2) + "\n").encode()
 
 
 def report_page(comparison: Comparison, fps: int, command: str) -> bytes:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .. import doctor
+from .. import doctor, json_text
 from ..config import Config
 from ..errors import InputError
 from ..integration import find_quality
@@ -141,7 +140,7 @@ def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]
         "versions": doctor.versions(),
         "machine": machine(),
     }
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    text = json_text.dumps(content, indent=2) + "\n"
     return dict(zip(FILES, (markdown(rows, facts).encode(), text.encode(), plot(rows)), strict=True))
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..budget import SharedBudget
 from ..errors import BackendError, InputError, IntegrationError
 from ..execution import Demand, choose_backend
 from ..inputs import DTYPES
@@ -89,6 +90,7 @@ class HostAttention:
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
         self._method = find_method(settings.method or DEFAULT)
         self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
+        self._budget = SharedBudget()  # of all layers and branches of a run
         self._padding = PaddingReader()
         self._watch = RunWatch(name)
         self._warnings: list[str] = []  # of the runs before
@@ -149,6 +151,7 @@ class HostAttention:
     def drop_states(self) -> None:
         """The next sparse call of every layer starts cold."""
         self._states.clear()
+        self._budget.reset()
         self._padding.forget()
 
     @property
@@ -290,7 +293,7 @@ class HostAttention:
         known_by: Tensor | None, scale: float | None,
     ) -> Tensor:  # fmt: skip
         """One guidance branch: each has a state of its own, whether it comes alone or in a batch."""
-        state = self._states.setdefault((site.layer, branch), self._method.new_state())
+        state = self._states.setdefault((site.layer, branch), self._method.new_state(self._budget))
         tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
         with tally.sparse_call(q, k) as record:
             compact = (

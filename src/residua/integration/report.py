@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from .. import json_text
 from ..errors import InputError
 from .host import HostAttention
 from .log import Key, Tally
@@ -128,7 +128,7 @@ class Report:
 
     def to_json(self, indent: int | None = 2) -> str:
         """Everything as JSON."""
-        return json.dumps(self.to_dict(), indent=indent)
+        return json_text.dumps(self.to_dict(), indent=indent)
 
     def save(self, path: str | Path) -> Path:
         """Writes the report: `.html` is a page that needs no other file, `.json` has everything, `.txt` is

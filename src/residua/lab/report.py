@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from .. import __version__
+from .. import __version__, json_text
 from ..errors import InputError
 from .figures import Drawing
 from .tables import Table
@@ -84,7 +83,7 @@ class Report:
             "tables": [table.to_dict() for table in self.tables],
             "data": _plain(self.data),
         }
-        return json.dumps(found, indent=1, allow_nan=False) + "\n"
+        return json_text.dumps(found, indent=1) + "\n"
 
     def markdown(self) -> str:
         parts = [f"# {self.title}", self.lead, f"    {self.command}"]

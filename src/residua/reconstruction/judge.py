@@ -92,15 +92,16 @@ def _candidates(
     value, top = backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)
 
     def joined(value: Tensor, top: Tensor) -> Tensor:
-        share = torch.sigmoid(top - lse)[..., None]
+        # torch.sigmoid rounds differently from place to place
+        share = (1 / (1 + (lse - top).exp()))[..., None]
         return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
 
     simple = {Choice.WITHOUT_DRIFT: joined(value, top), Choice.PLAIN: sparse}
     drift = summary.drift
     if drift is None:
         return simple
-    y = rows.float() @ drift.basis.repeat_interleave(call.shares, dim=1) - _own(drift.origin, group)
-    bend = (y.square() * _own(drift.curve, group)).sum(-1).clamp(max=MAX_BEND)
+    y = backend.matmul(rows, drift.basis.repeat_interleave(call.shares, dim=1)) - _own(drift.origin, group)
+    bend = (y * _own(drift.curve, group) * y).sum(-1).clamp(max=MAX_BEND)
     shift = (y[..., None] * _own(drift.slope, group)).sum(-2)
     return {Choice.WITH_DRIFT: joined(value + shift, top + bend)} | simple
 

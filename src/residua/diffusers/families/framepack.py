@@ -21,7 +21,7 @@ HISTORY = {
 class FramePack(HunyuanVideo):
     name = "HunyuanVideo FramePack"
     models = ("HunyuanVideoFramepackTransformer3DModel",)
-    preset = Preset(0.22, 0.10, 0.03, "not in the paper; taken over from HunyuanVideo")
+    preset = Preset(0.22, 0.10, 1, "not in the paper; taken over from HunyuanVideo")
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         return super().tokens(model, inputs) + sum(

@@ -50,5 +50,5 @@ class HunyuanVideo15(HunyuanVideo):
     name = "HunyuanVideo-1.5"
     models = ("HunyuanVideo15Transformer3DModel",)
     attention = r"transformer_blocks\.\d+\.attn"
-    preset = Preset(0.22, 0.10, 0.03, "not in the paper; taken over from HunyuanVideo")
+    preset = Preset(0.22, 0.10, 1, "not in the paper; taken over from HunyuanVideo")
     processors: Mapping[str, Any] = {"HunyuanVideo15AttnProcessor2_0": HunyuanVideo15Processor}

@@ -16,7 +16,7 @@ from .reconstruction import RECONSTRUCTIONS, Choice
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
-MAX_BESIDE = 0.35  # a receipt has a note if work beside the pairs is more than this share of the cost
+MAX_BESIDE = 0.6  # a receipt has a note if work beside the pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # a receipt has a note if the estimated error is above this
 
 

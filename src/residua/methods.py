@@ -19,13 +19,14 @@ from .budget import SharedBudget
 from .config import Config
 from .errors import InputError
 from .inputs import Spans
+from .registry import Registry
 from .state import State
 
 DEFAULT = "anchored"
 
 
 class Method:
-    """Base of the methods. A new one is an instance given to `register`."""
+    """Base of the methods. A new one is an instance given to `METHODS.add`."""
 
     name: str  # as in `accelerate(pipe, method=...)`
     title: str  # as in a table
@@ -138,22 +139,11 @@ class Own(Method):
         )  # fmt: skip
 
 
-METHODS: dict[str, Method] = {}
+METHODS: Registry[Method] = Registry("method")
 # Names of the lab's methods, written out: importing them is only worth it for who asks for one.
 RIVALS = (
     "window", "sta", "sparge", "sparge-gate", "xattention", "pisa", "svg2", "svg2-budget", "svoo", "svg-ear",
 )  # fmt: skip
-
-
-def register(method: Method) -> None:
-    """Makes a method known under its name.
-
-    Args:
-        method: An instance; its name must be new.
-    """
-    if method.name in METHODS:
-        raise ValueError(f"two methods are called {method.name!r}")
-    METHODS[method.name] = method
 
 
 def method_names() -> list[str]:
@@ -183,8 +173,8 @@ def find_method(name: str) -> Method:
 
 
 PAPER = "Partition the Support, Reconstruct the Residual (SparsePR), 2026"
-register(Own("anchored", "anchored (Residua)", "this project, docs/method.md", Config()))
-register(Own("paper", "SparsePR (the paper)", f"{PAPER}; Config.paper()", Config.paper()))
-register(Own("authors", "SparsePR (the authors' choices)", f"{PAPER}; Config.authors()", Config.authors()))
-register(Own("tail", "tail (Residua)", "this project, docs/method.md", Config(reconstruction="tail")))
-register(Own("hard-drop", "hard drop", f"{PAPER}, section 4.1 alone", Config(reconstruction="none")))
+METHODS.add(Own("anchored", "anchored (Residua)", "this project, docs/method.md", Config()))
+METHODS.add(Own("paper", "SparsePR (the paper)", f"{PAPER}; Config.paper()", Config.paper()))
+METHODS.add(Own("authors", "SparsePR (the authors' choices)", f"{PAPER}; Config.authors()", Config.authors()))
+METHODS.add(Own("tail", "tail (Residua)", "this project, docs/method.md", Config(reconstruction="tail")))
+METHODS.add(Own("hard-drop", "hard drop", f"{PAPER}, section 4.1 alone", Config(reconstruction="none")))

@@ -11,7 +11,7 @@ from residua import IntegrationError
 NAMES = [
     "wan", "wan i2v", "wan ti2v", "wan vace", "skyreels", "hunyuan", "hunyuan i2v", "hunyuan 1.5",
     "cosmos 2.5", "cosmos 3", "cogvideox", "ltx", "ltx 2", "mochi", "chronoedit", "wan animate", "consisid",
-    "motif", "framepack", "flux", "flux 2", "qwen image",
+    "motif", "framepack", "flux", "flux 2", "qwen image", "minimax h3",
 ]  # fmt: skip
 PICTURES = ("flux", "flux 2", "qwen image")
 HISTORY = {"framepack": 128 + 16 + 16}  # tokens of older frames, which count as video
@@ -29,6 +29,7 @@ TEXT = {
     "flux": (8, 8),
     "flux 2": (8, 8),
     "qwen image": (8, 8),
+    "minimax h3": (30, 30),  # text, reference, audio
 }
 
 

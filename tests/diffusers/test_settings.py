@@ -168,7 +168,7 @@ def test_all_families_of_the_promise_are_there():
         "LTX2VideoTransformer3DModel", "MochiTransformer3DModel", "CosmosControlNetModel",
         "ChronoEditTransformer3DModel", "WanAnimateTransformer3DModel", "ConsisIDTransformer3DModel",
         "MotifVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel", "FluxTransformer2DModel",
-        "Flux2Transformer2DModel", "QwenImageTransformer2DModel",
+        "Flux2Transformer2DModel", "QwenImageTransformer2DModel", "MiniMaxH3Transformer3DModel",
     }  # fmt: skip
 
 

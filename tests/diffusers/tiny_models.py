@@ -274,6 +274,30 @@ def qwen_image() -> Built:
     }  # fmt: skip
 
 
+def minimax_h3() -> Built:
+    """Text, a small reference, video, audio: 8 + 16 + 192 + 6 rows."""
+    model = diffusers.MiniMaxH3Transformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, hidden_size=24, num_layers=2, num_refiner_layers=1,
+        ffn_dim=32, in_channels=4, audio_in_channels=6, patch_size=(1, 2, 2), text_dim=16, freq_dim=16,
+        time_embed_hidden_dim=16, time_embed_dim=16, rope_freq_dim=2,
+    )  # fmt: skip
+    text, reference, audio = 8, 16, 6
+    rows = torch.arange(text + reference + VIDEO + audio)
+    video = rows[text : text + reference + VIDEO]
+    tags = torch.tensor([1] * text + [0] * (reference + VIDEO) + [2] * audio)
+    times = torch.tensor([0] * (text + reference) + [1] * VIDEO + [2] * audio)
+    where = torch.zeros(len(rows), 3)
+    grid = torch.arange(VIDEO)
+    at = slice(text + reference, text + reference + VIDEO)
+    where[at] = torch.stack([grid // 64, grid // 8 % 8, grid % 8], 1).float()
+    return model, {
+        "hidden_states": noise(1, reference + VIDEO, 16), "audio_hidden_states": noise(1, audio, 6),
+        "encoder_hidden_states": noise(1, text, 16), "timestep": torch.tensor([0.0, 0.5, 0.6]),
+        "timestep_indices": times, "token_tags": tags, "position_ids": where, "video_indices": video,
+        "audio_indices": rows[-audio:], "text_indices": rows[:text],
+    }  # fmt: skip
+
+
 def places(tokens: int, axes: int) -> torch.Tensor:
     ids = torch.zeros(tokens, axes)
     ids[:, 1], ids[:, 2] = torch.arange(tokens) // 16, torch.arange(tokens) % 16
@@ -303,6 +327,7 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "flux": flux,
     "flux 2": flux2,
     "qwen image": qwen_image,
+    "minimax h3": minimax_h3,
 }
 
 
@@ -339,6 +364,7 @@ LATER = {
     "wan animate": "WanAnimateTransformer3DModel",
     "motif": "MotifVideoTransformer3DModel",
     "flux 2": "Flux2Transformer2DModel",
+    "minimax h3": "MiniMaxH3Transformer3DModel",
 }
 
 

@@ -79,7 +79,7 @@ class Case:
         g = torch.Generator().manual_seed(self.seed)
         mask = torch.ones(self.batch, self.keys, dtype=torch.bool)
         if self.mask == "random":
-            mask = torch.rand(self.batch, self.keys, generator=g) < 0.6
+            mask = torch.rand(self.batch, self.keys, generator=g, dtype=torch.float64) < 0.6
         elif self.mask == "end":
             mask[:, self.keys - self.keys // 3 :] = False
         elif self.mask == "one left":
@@ -184,7 +184,7 @@ def filled(shape: tuple[int, ...], fill: str, dtype: torch.dtype, g: torch.Gener
     elif fill == "zero":
         x = torch.zeros_like(x)
     elif fill == "spikes":
-        x = torch.where(torch.rand(shape, generator=g) < 0.02, 300 * x, x)
+        x = torch.where(torch.rand(shape, generator=g, dtype=torch.float64) < 0.02, 300 * x, x)
     elif fill == "hot":
         x = 40 * x
     elif fill == "tiny":

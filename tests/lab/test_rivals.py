@@ -274,7 +274,7 @@ def test_the_registry_knows_names_and_refuses_doubles():
     class Double(Rival):
         name = "svg2"
 
-    with pytest.raises(ValueError, match="two rivals"):
+    with pytest.raises(ValueError, match="two of kind rival"):
         register(Double)
     for rival in RIVALS.values():
         assert rival.title and rival.source and rival.simplified

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .app import command, console, figures, readable_errors
-from .options import command_line, numbers, share, words
+from .options import command_line, count_or_share, numbers, words
 
 # What fits a terminal of 80 columns; the files have more.
 SHOWN = {
@@ -80,8 +80,8 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         words("partitions", given.partitions),
         words("reconstructions", given.reconstructions),
         Sparsity(
-            dense_steps=share("dense-steps", given.dense_steps),
-            dense_layers=share("dense-layers", given.dense_layers),
+            dense_steps=count_or_share("dense-steps", given.dense_steps),
+            dense_layers=count_or_share("dense-layers", given.dense_layers),
             min_tokens=given.min_tokens,
         ),
         [] if given.max_errors is None else numbers("max-errors", given.max_errors),
@@ -126,8 +126,8 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     settings = {
         name: Sparsity(
             density=density, method=name, min_tokens=given.min_tokens,
-            dense_steps=share("dense-steps", given.dense_steps),
-            dense_layers=share("dense-layers", given.dense_layers),
+            dense_steps=count_or_share("dense-steps", given.dense_steps),
+            dense_layers=count_or_share("dense-layers", given.dense_layers),
         )
         for name in method_table.chosen_methods(words("methods", given.methods))
     }  # fmt: skip

@@ -118,13 +118,13 @@ def _rivals(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation.files import check_folder
     from ..lab.captures import read_captures
     from ..lab.rivals import find
-    from ..lab.studies.rivals.measure import Settings, measure_all
+    from ..lab.studies.rivals.measure import StudySettings, measure_all
     from ..lab.studies.rivals.report import make_report
     from .lab_progress import call_bar, publish
 
     check_folder(given.out, given.force)
     chosen = find(None if given.methods is None else words("methods", given.methods))
-    settings = Settings(
+    settings = StudySettings(
         Config(density=given.density).density, given.repeats, given.backend, _groups(given.groups)
     )
     calls = read_captures(given.folder)

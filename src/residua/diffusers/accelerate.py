@@ -16,7 +16,7 @@ from .handle import Handle, unwrap
 from .versions import require_diffusers
 
 COMPONENTS = ("transformer", "transformer_2")
-BESIDE = ("controlnet",)  # attached where a family knows it, left alone where none does
+BESIDE = ("controlnet", "transformer_ref")  # attached where a family knows it, left alone where none does
 
 
 def accelerate(

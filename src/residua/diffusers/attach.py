@@ -97,7 +97,7 @@ class Attachment:
             processor.refresh()
         self.tracker.advance(self.family.timestep(inputs))
         self.now.video = self.family.tokens(self.model, inputs)
-        self.now.text = self.family.text_tokens(self.model, inputs)
+        self.now.layout = self.family.layout(self.model, inputs)
         self.now.grid = None if self.family.generic else self.family.grid(self.model, inputs)
 
     def forget(self) -> None:

@@ -25,7 +25,7 @@ class ForwardPass:
     family: Family
     tracker: Tracker
     video: int = 0  # tokens
-    text: int = 0  # tokens, where the family needs to know
+    layout: Any = None  # what the family must know of it beside that
     grid: Grid | None = None
     active: bool = True  # False after remove()
 
@@ -73,7 +73,7 @@ class Layer:
     def _text(self, queries: int, keys: int) -> tuple[Any, Any]:
         """The query rows and the keys that are not video."""
         try:
-            return self.now.family.text(queries, keys, self.now.video, self.now.text)
+            return self.now.family.text(queries, keys, self.now.video, self.now.layout)
         except IntegrationError as error:
             raise IntegrationError(f"{self.name}: {error}") from None
 

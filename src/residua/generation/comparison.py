@@ -15,7 +15,7 @@ from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
 from ..integration import find_quality
-from ..lab.video_quality import Lpips, Quality, quality
+from ..lab.video_quality import Lpips, VideoQuality, quality
 from ..methods import find_method
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
@@ -105,7 +105,7 @@ class Comparison:
     dense: Baseline | None
     passes: int  # forward passes of the transformers in one generation
     report: Report
-    quality: Quality
+    quality: VideoQuality
     vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or why not
 
     @property
@@ -319,7 +319,7 @@ def _compared(
     report: Report,
     lpips: Lpips | str,
 ) -> Comparison:
-    found = Quality.nothing("there is no dense video to compare with")
+    found = VideoQuality.nothing("there is no dense video to compare with")
     if dense is not None:
         found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
     return Comparison(model, request, sparsity, sparse, dense, passes, report, found)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from residua.lab.captures import CapturedCall, read_captures
 from residua.lab.rivals import find
-from residua.lab.studies.rivals.measure import Measurement, Settings, measure_all, task_of
+from residua.lab.studies.rivals.measure import Measurement, StudySettings, measure_all, task_of
 from residua.lab.studies.rivals.report import cost_table, findings
 from residua.synthetic import VideoLike, video_like
 
@@ -31,14 +31,14 @@ def captures(tmp_path: Path) -> Path:
 def test_text_tokens_are_left_out(captures):
     call = read_captures(captures)[0]
     with_text = CapturedCall(**{**vars(call), "text": ((250, 256),), "text_queries": ((0, 6),)})
-    task = task_of(with_text, Settings())
+    task = task_of(with_text, StudySettings())
     assert (task.rows, task.keys) == (250, 250)
     assert torch.equal(task.q, call.load()[0][:, :, 6:]) and torch.equal(task.k, call.load()[1][:, :, :250])
 
 
 def test_a_study_measures_every_method_on_every_call(captures):
     found, refused = measure_all(
-        read_captures(captures), find(["dense", "svg-ear", "paper", "anchored"]), Settings(0.5)
+        read_captures(captures), find(["dense", "svg-ear", "paper", "anchored"]), StudySettings(0.5)
     )
     assert [item.method for item in found] == 2 * ["dense", "svg-ear", "paper", "anchored"] and not refused
     for item in found:
@@ -48,7 +48,7 @@ def test_a_study_measures_every_method_on_every_call(captures):
 
 
 def test_a_method_above_its_target_is_named(captures):
-    found, _ = measure_all(read_captures(captures)[:1], find(["svg2", "paper"]), Settings(0.05))
+    found, _ = measure_all(read_captures(captures)[:1], find(["svg2", "paper"]), StudySettings(0.05))
     assert found[0].density > 0.05  # four query groups with one of eight K/V groups each
     table = cost_table(found, "toy", 0.05)
     assert "Above the target: SVG2, top-p in 1 of 1 calls" in table.note

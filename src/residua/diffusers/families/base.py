@@ -42,11 +42,11 @@ class Family:
         """Where the video begins in the queries and in the keys of one call; everything else is pinned."""
         return 0, 0
 
-    def text_tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
-        """How many text tokens the forward pass has, where `text` needs to know."""
-        return 0
+    def layout(self, model: Any, inputs: Mapping[str, Any]) -> Any:
+        """What `text` must know about the forward pass beside the number of video tokens."""
+        return None
 
-    def text(self, queries: int, keys: int, video: int, text: int) -> tuple[Ranges, Ranges]:
+    def text(self, queries: int, keys: int, video: int, layout: Any) -> tuple[Ranges, Ranges]:
         """The query rows and the keys of one call that are not video; IntegrationError if it does not fit."""
         start_q, start_k = self.video_start(queries, keys, video)
         if min(start_q, start_k) < 0 or start_q + video > queries or start_k + video > keys:

@@ -34,12 +34,14 @@ class Generic(Family):
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         return 0  # told by each call
 
-    def text_tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
+    def layout(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        """How many text tokens there are."""
         found = [inputs[name] for name in TEXT if inputs.get(name) is not None]
         items = [item for text in found for item in (text if isinstance(text, (list, tuple)) else [text])]
         return sum(int(item.shape[-2]) for item in items if getattr(item, "ndim", 0) >= 2)
 
-    def text(self, queries: int, keys: int, video: int, text: int) -> tuple[Ranges, Ranges]:
+    def text(self, queries: int, keys: int, video: int, layout: int) -> tuple[Ranges, Ranges]:
+        text = layout
         if not text:
             return (), ()
         if 2 * text >= queries:  # mostly text: nothing is left to route

@@ -20,6 +20,7 @@ from ...config import Config
 from ...errors import InputError
 from ...execution.backend import Backend, Demand, choose_backend
 from ...inputs import validate
+from ...registry import Registry
 from ...sizing import default_groups
 from ...stopwatch import Stopwatch
 from ...types import Call, Partition, Route
@@ -155,16 +156,9 @@ class Rival:
         raise NotImplementedError
 
 
-RIVALS: dict[str, Rival] = {}
+RIVALS: Registry[Rival] = Registry("rival")
+register = RIVALS.register
 RENAMED = {"spargeattn": "sparge", "spargeattn-gate": "sparge-gate", "sparsepr": "paper"}
-
-
-def register(rival: type[Rival]) -> type[Rival]:
-    """Class decorator: makes a rival known under its name."""
-    if rival.name in RIVALS:
-        raise ValueError(f"two rivals are called {rival.name!r}")
-    RIVALS[rival.name] = rival()
-    return rival
 
 
 def find(names: list[str] | None) -> list[Rival]:

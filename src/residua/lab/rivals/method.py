@@ -13,7 +13,7 @@ from ...config import Config
 from ...errors import InputError
 from ...execution.backend import Backend, Demand, choose_backend
 from ...inputs import Spans, validate
-from ...methods import Method, register
+from ...methods import METHODS, Method
 from ...routing import pair_budget, pinned_keys, valid_keys
 from ...stopwatch import Stopwatch
 from ...types import Call, Partition, Route
@@ -194,8 +194,7 @@ def _dense(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> t
 
 def register_rivals() -> None:
     """Makes every rival that can be run known as a method; those of Residua are methods already."""
-    from ...methods import METHODS
 
     for rival in RIVALS.values():
         if not rival.reference and rival.name not in METHODS:
-            register(RivalMethod(rival))
+            METHODS.add(RivalMethod(rival))

@@ -207,7 +207,7 @@ def in_order(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
     )
 
 
-def site(call: CapturedCall) -> tuple[str, int | str, int, str]:
+def series(call: CapturedCall) -> tuple[str, int | str, int, str]:
     return call.model, call.layer, call.head, call.branch
 
 
@@ -217,7 +217,7 @@ def measure(
 ) -> list[Result]:
     """Every table on every call, one call in memory at a time."""
     ordered = in_order(calls)
-    several_steps = max(Counter(map(site, ordered)).values()) > 1
+    several_steps = max(Counter(map(series, ordered)).values()) > 1
     results: list[Result] = []
     centroids: dict[object, tuple[Tensor, Tensor]] = {}  # of the last call of each site
     for captured in watched(ordered, watch):
@@ -227,8 +227,8 @@ def measure(
         results += ablation.probe_design()
         if not quick:
             results += ablation.probe_budget()
-            earlier = centroids.get(site(captured))
+            earlier = centroids.get(series(captured))
             if earlier is not None or not several_steps:
                 results += ablation.iterations(earlier)
-            centroids[site(captured)] = ablation.centroids
+            centroids[series(captured)] = ablation.centroids
     return results

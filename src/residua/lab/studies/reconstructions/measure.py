@@ -69,7 +69,7 @@ class Bench:
         )  # fmt: skip
 
     def _measured(self, config: Config) -> tuple[tuple[float, float], Receipt]:
-        key = settled(config, resolve(config, self.subject.call))
+        key = as_resolved(config, resolve(config, self.subject.call))
         if key not in self._done:
             call, captured = self.subject.call, self.subject.captured
             out, receipt = attention(
@@ -90,7 +90,7 @@ def at(reconstruction: str, density: float) -> str:
     return f"{reconstruction} @ {density:g}"
 
 
-def settled(config: Config, sizes: Sizes) -> Config:
+def as_resolved(config: Config, sizes: Sizes) -> Config:
     """What the call makes of a config: two that settle on the same are the same call."""
     return config.replace(
         query_groups=sizes.query_groups, kv_groups=sizes.kv_groups, probes=sizes.probes,

@@ -57,14 +57,14 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     density: float = 0.22
     repeats: int = 1
     backend: str = "auto"
     groups: tuple[int, int] | None = None  # query and K/V groups of all methods; None: as Residua takes
 
 
-def task_of(captured: CapturedCall, settings: Settings) -> Task:
+def task_of(captured: CapturedCall, settings: StudySettings) -> Task:
     """The call among its video tokens. Text tokens are left out, rows and keys alike: methods treat them
     differently, and here only the routing of the rest is compared."""
     q, k, v = captured.load()
@@ -107,7 +107,7 @@ def timed(rival: Rival, task: Task, repeats: int) -> tuple[Outcome, tuple[float,
 
 
 def measure(
-    captured: CapturedCall, rivals: Sequence[Rival], settings: Settings
+    captured: CapturedCall, rivals: Sequence[Rival], settings: StudySettings
 ) -> Iterator[Measurement | Refusal]:
     """All rivals on one call, in turn."""
     with torch.no_grad():
@@ -153,7 +153,7 @@ def _measured(
     )  # fmt: skip
 
 
-def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: Settings) -> None:
+def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: StudySettings) -> None:
     """Runs everything once on a few tokens, so that no method pays for what a process does only once."""
     task = task_of(captured, settings)
     few = slice(0, WARM_UP_TOKENS)
@@ -169,7 +169,7 @@ def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: Settings)
 def measure_all(
     calls: Sequence[CapturedCall],
     rivals: Sequence[Rival],
-    settings: Settings,
+    settings: StudySettings,
     watch: Watch | None = None,
 ) -> tuple[list[Measurement], list[Refusal]]:
     """Every rival on every call; `watch` hears how many calls are done, and which is next."""

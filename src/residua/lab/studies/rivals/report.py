@@ -11,7 +11,7 @@ from ... import figures
 from ...report import Finding, Picture, Report
 from ...rivals import RIVALS, find
 from ...tables import Table, share
-from .measure import Measurement, Refusal, Settings
+from .measure import Measurement, Refusal, StudySettings
 
 PAPER, OURS = "paper", "anchored"
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
@@ -163,7 +163,7 @@ def bars_of(found: Sequence[Measurement], model: str) -> list[tuple[str, float, 
 
 
 def make_report(
-    found: Sequence[Measurement], refused: Sequence[Refusal], settings: Settings, command: str
+    found: Sequence[Measurement], refused: Sequence[Refusal], settings: StudySettings, command: str
 ) -> Report:
     names = list(dict.fromkeys(item.method for item in found))
     calls = len({(item.model, item.call) for item in found})

@@ -16,8 +16,9 @@ FLASHINFER := flashinfer-python apache-tvm-ffi einops ninja nvidia-ml-py tabulat
 # Without the Triton kernels' tests: torch 2.8 fixes a Triton that is older than the one the kernels are written for.
 OLDEST_TOOLS := pytest pytest-xdist hypothesis peft
 CORE_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,budget execution grouping reconstruction)
-# An honest floor: what the tests reach, rounded down. GPU kernels that no CPU can run are part of what is missing.
-COVERAGE := --cov --cov-report=term --cov-fail-under=85
+# A floor against tests that silently stop running, well below what they reach. Kernels run in Triton's interpreter in
+# processes of their own, and are not counted.
+COVERAGE := --cov --cov-report=term --cov-fail-under=60
 
 .PHONY: demo test quick test-oldest test-newest lint kernels format install docs dist clean
 

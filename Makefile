@@ -15,10 +15,12 @@ SOURCES := pyproject.toml setup.py $(shell find src/residua/execution/native -na
 FLASHINFER := flashinfer-python apache-tvm-ffi einops ninja nvidia-ml-py tabulate
 # Without the Triton kernels' tests: torch 2.8 fixes a Triton that is older than the one the kernels are written for.
 OLDEST_TOOLS := pytest pytest-xdist hypothesis peft
-# An honest floor: what the tests reach, rounded down. GPU kernels that no CPU can run are part of what is missing.
-COVERAGE := --cov --cov-report=term --cov-fail-under=85
+CORE_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,budget execution grouping reconstruction)
+# A floor against tests that silently stop running, well below what they reach. Kernels run in Triton's interpreter in
+# processes of their own, and are not counted.
+COVERAGE := --cov --cov-report=term --cov-fail-under=60
 
-.PHONY: demo test test-oldest test-newest lint kernels format install docs dist fuzz sanitize load clean
+.PHONY: demo test quick test-oldest test-newest lint kernels format install docs dist fuzz sanitize load clean
 
 demo: $(INSTALLED)
 	$(BIN)/residua demo
@@ -28,6 +30,10 @@ test: lint $(TEST_INSTALLED)
 ifeq ($(shell uname -s),Linux)
 	$(MAKE) kernels
 endif
+
+# The core alone, without what takes more than a few seconds: two minutes on two cores.
+quick: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(CORE_TESTS)
 
 # The claimed versions: the oldest of everything that pyproject.toml allows, and the newest there is.
 test-oldest: .venv-oldest/.installed

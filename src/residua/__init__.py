@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING
@@ -39,8 +38,6 @@ __all__ = [
     "attention",
     "sdpa",
 ]
-
-logging.getLogger("residua").addHandler(logging.NullHandler())  # silent until the user configures logging
 
 # Public name -> the module that has it, imported when somebody asks: torch takes seconds, diffusers more, and
 # `residua --help` needs neither.

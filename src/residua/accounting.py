@@ -16,7 +16,7 @@ from .reconstruction import RECONSTRUCTIONS, Choice
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
-MAX_BESIDE = 0.35  # a receipt has a note if work beside the pairs is more than this share of the cost
+MAX_BESIDE = 0.6  # a receipt has a note if work beside the pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # a receipt has a note if the estimated error is above this
 
 
@@ -69,6 +69,7 @@ class Receipt:
     always: str  # what is evaluated whatever the target is
     clamps: tuple[str, ...] = ()
     timings: Timings | None = None
+    probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -242,7 +243,7 @@ class Outcome:
     """What a sparse call did, for its receipt."""
 
     route: Route
-    probes: int  # rows per head
+    probe_rows: Tensor | None  # [B, H, M], computed exactly; None: no row was
     allowed: Tensor  # [B, H] fp64, the density that each head might spend
     costs: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents
     error: Tensor | None  # [B, H], estimated
@@ -259,7 +260,8 @@ def write_receipt(
     if call.exact_queries.count or call.pinned_keys.count:
         always = "exact rows, pinned keys and one cell per query group are always evaluated"
     route = None if outcome is None else outcome.route
-    pairs = count_pairs(call, route, 0 if outcome is None else outcome.probes)
+    probe_rows = None if outcome is None else outcome.probe_rows
+    pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])
     everything = torch.ones_like(pairs.possible, dtype=torch.float64)
     return Receipt(
         target=config.density,
@@ -276,4 +278,5 @@ def write_receipt(
         always=always,
         clamps=() if outcome is None else outcome.notes,
         timings=timings,
+        probe_rows=probe_rows,
     )

@@ -50,11 +50,11 @@ def sparse_attention(
     if state:
         state.remember(call, config, sizes, grouping)
         budget.learn(state, grouped, verdict, method)
-    probes = verdict.probes.rows.shape[-1] if verdict.probes else 0
+    probe_rows = verdict.probes.rows if verdict.probes else None
     costs = {**method.costs(grouped, routing), **verdict.costs}
     warm = start is not None
     notes = (*sizes.notes, *notes)
-    return out, Outcome(verdict.route, probes, allowed, costs, error, verdict.choice, warm, notes)
+    return out, Outcome(verdict.route, probe_rows, allowed, costs, error, verdict.choice, warm, notes)
 
 
 @overload

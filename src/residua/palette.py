@@ -9,6 +9,8 @@ INK, GRID = "#1d2230", "#e4e2dd"  # text and axes; the lines behind them
 REFERENCE = "#b9bec9"  # what nobody could run: dense attention, an oracle
 # Everything else, in this order; each can be told from its neighbours on light and on dark paper.
 OTHERS = ("#8a6bb1", "#d69a2d", "#3aa5a0", "#6b7a90", "#b5577f", "#9c7a4d", "#93a1b5", "#7fa34a")
+# Parts of a whole, such as the stages of a call: what is not attention comes first, in greys.
+PART_COLOURS = (REFERENCE, "#6b7a90", RESIDUA, *OTHERS[:3], *OTHERS[4:])
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from .errors import InputError
 from .execution.backend import Backend
 from .execution.plain.grouping import count_labels
+from .golden import spread_order
 from .types import Call, Grouping, Probes
 
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
-PLACES, GOLDEN = 1 << 16, 40503  # their ratio is the golden one
 
 
 def select(
@@ -77,7 +77,7 @@ def visiting_order(labels: Tensor, groups: int, order: str) -> Tensor:
     if order == "index":
         return index.expand(*labels.shape[:-1], groups)
     if order == "spread":
-        first = (index * GOLDEN % PLACES).argsort(stable=True)  # [groups], in visiting order
+        first = spread_order(groups, labels.device)  # [groups], in visiting order
         return torch.empty_like(index).scatter_(0, first, index).expand(*labels.shape[:-1], groups)
     if order == "largest":
         first = count_labels(labels, groups).argsort(dim=-1, descending=True, stable=True)

@@ -38,6 +38,20 @@ def test_names_that_help_writes_out_are_those_that_exist():
     assert tuple(CONCENTRATIONS) == options.CONCENTRATIONS
 
 
+@pytest.mark.parametrize(
+    "arguments, new",
+    [
+        (("repairs", "captures"), "reconstructions"),
+        (("demo", "--repair", "none"), "--reconstruction"),
+        (("bench", "attention", "--repair=none"), "--reconstruction"),
+        (("compare", "--repairs", "none"), "--reconstructions"),
+    ],
+)
+def test_old_names_are_refused_with_the_new_one(arguments, new):
+    found = run(*arguments)
+    assert found.exit_code == 2 and f"is now called {new}" in found.output
+
+
 def test_version():
     found = run("--version")
     assert found.exit_code == 0 and found.output == f"residua {residua.__version__}\n"
@@ -74,6 +88,7 @@ def test_doctor_as_tables_and_json():
     assert {"portable", "reference"} <= {state["name"] for state in report["backends"]}
 
 
+@pytest.mark.slow
 def test_bench_synthetic_prints_one_row_per_concentration():
     found = run(
         "bench", "synthetic", "--tokens", "512", "--heads", "1", "--head-dim", "32", "--backend", "portable"

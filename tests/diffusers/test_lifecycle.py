@@ -147,7 +147,7 @@ def test_an_exception_inside_the_operator_drops_its_centres(
     expected = denoise(model, inputs, scheduler)
     host = handle.attachments[0].host
     assert host.warm
-    monkeypatch.setattr("residua.integration.host.attention", lambda *_, **__: _raise(MemoryError()))
+    monkeypatch.setattr("residua.methods.attention", lambda *_, **__: _raise(MemoryError()))
     with torch.no_grad(), pytest.raises(MemoryError):
         one_pass(model, inputs)
     assert not host.warm

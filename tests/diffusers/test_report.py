@@ -35,7 +35,7 @@ def test_json_carries_everything(report):
     pairs = second["pairs"]
     assert pairs["total"] == sum(pairs[part] for part in ("routed", "probe", "pinned", "exact"))
     assert second["density"] == pairs["total"] / pairs["possible"]
-    assert pairs["possible"] == 6 * 2 * 200 * 197  # calls, heads, queries, keys that are not padding
+    assert pairs["possible"] == 6 * 2 * 197 * 197  # calls, heads, queries and keys that are not padding
     assert second["sparse_seconds"] > 0 and second["dense_seconds"] > 0
     assert data["total"]["sparse"] == 6 and sum(data["total"]["dense"].values()) == 10
 
@@ -90,7 +90,7 @@ def test_heads_that_ran_dense_because_of_max_error(tiny, scheduler, denoise, spe
     assert next(note for note in report.total.notes if "ran dense" in note).startswith("... of 2 heads")
 
 
-def test_repairs_without_a_choice(tiny, scheduler, denoise, speed_up):
+def test_reconstructions_without_a_choice(tiny, scheduler, denoise, speed_up):
     model, inputs = tiny.build("wan")
     handle = speed_up(model, config=Config.paper(probes=6, kmeans_cold=4), scheduler=scheduler)
     denoise(model, inputs, scheduler)

@@ -228,6 +228,7 @@ def test_generate_without_network_or_model_says_what_to_do(monkeypatch, elsewher
     assert "with details" not in found.output and listing(elsewhere) == []
 
 
+@pytest.mark.slow
 def test_compare_writes_table_json_and_plot(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.3,0.6", "--partitions", "semantic,response",
@@ -252,6 +253,7 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
     assert run("compare", "--model", weights).exit_code == 2  # the folder is taken
 
 
+@pytest.mark.slow
 def test_compare_sweeps_error_bounds_and_qualities(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.4", "--partitions", "response",

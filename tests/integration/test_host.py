@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import residua
 from residua import BackendError, Config, InputError, IntegrationError
 from residua.integration import HostAttention, Settings, Site, around, key_padding, make_report, make_settings
 from residua.integration.settings import MIN_TOKENS, Preset, min_tokens_for
@@ -187,7 +191,7 @@ def test_an_error_stops_unless_the_host_says_otherwise(monkeypatch, caplog):
     stops, goes_on = host_with(), host_with(on_error="dense")
     for host in (stops, goes_on):
         ask(host, Site(0), qkv)
-    monkeypatch.setattr("residua.integration.host.attention", fail)
+    monkeypatch.setattr("residua.methods.attention", fail)
     with pytest.raises(ZeroDivisionError):
         ask(stops, Site(0, 1), qkv)
     for step in (1, 2):
@@ -202,7 +206,7 @@ def test_an_interruption_is_never_swallowed(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("residua.integration.host.attention", interrupted)
+    monkeypatch.setattr("residua.methods.attention", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ask(host_with(on_error="dense"), Site(0))
 
@@ -268,7 +272,7 @@ def test_key_padding():
 
 def test_settings_come_from_the_preset_unless_given():
     preset = Preset(0.3, 2, 0.1, "here")
-    made = make_settings(preset, dense_steps=1)
+    made = make_settings(preset, dense_steps=1, method="paper")
     assert (made.config.density, made.dense_steps, made.dense_layers, made.min_tokens) == (0.3, 1, 0.1, None)
     assert min_tokens_for(torch.device("cpu")) == MIN_TOKENS
     assert HostAttention(made).settings_dict()["min_tokens"] == MIN_TOKENS
@@ -290,3 +294,69 @@ def test_the_example_of_the_documentation_runs(capsys):
     names["generate"](model, loop)
     text = capsys.readouterr().out
     assert "first steps 2" in text and "first layers 6" in text and "grid 3x8x8" in text
+
+
+def test_warnings_are_seen_without_any_setup_of_logging():
+    code = "from residua.integration.watch import RunWatch; RunWatch('transformer').warn('x', 'said')"
+    env = {**os.environ, "PYTHONPATH": str(Path(residua.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stderr == "transformer: said\n"
+
+
+def padded(valid_in, total=TOKENS):
+    mask = torch.zeros(len(valid_in), total, dtype=torch.bool)
+    for sample, ranges in enumerate(valid_in):
+        for start, stop in ranges:
+            mask[sample, start:stop] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("valid", "video", "kept"),
+    [
+        ([((0, 70),)], (0, 64), 70),  # video, text, padding
+        ([((0, 70),), ((0, 80),)], (0, 64), 80),  # two prompts: what one of them uses is kept
+        ([((4, 8), (20, 96))], (20, 96), 80),  # padding before, inside and after the text
+    ],
+)
+def test_padding_is_neither_computed_nor_billed(valid, video, kept):
+    mask = padded(valid)
+    q, k, v = tensors(batch=len(valid))
+    text = around(*video, TOKENS)
+    site = Site(0, text_queries=text, text_keys=text)
+    host = host_with({"config": TINY.replace(density=1.0)})
+    out = ask(host, site, (q, k, v), mask=mask)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+    for sample in range(len(valid)):
+        assert torch.allclose(out[sample, :, mask[sample]], exact[sample, :, mask[sample]], atol=1e-5)
+    assert not out[:, :, ~mask.any(0)].any()
+    pairs = make_report([host]).total.pairs
+    assert pairs["possible"] == 2 * kept * int(mask.sum())  # heads, rows, valid keys of all samples
+
+
+def test_much_padding_costs_the_video_nothing():
+    """96 video tokens and 8 of text: 400 tokens of padding change nothing."""
+    q, k, v = tensors(tokens=504)
+    results = []
+    for tokens in (104, 504):
+        host = host_with({"config": TINY.replace(density=0.5)})
+        ranges = around(0, 96, tokens)
+        mask = padded([((0, 104),)], tokens)
+        site = Site(0, text_queries=ranges, text_keys=ranges)
+        results.append(ask(host, site, [x[:, :, :tokens] for x in (q, k, v)], mask=mask))
+        assert make_report([host]).total.density <= 0.6
+    assert torch.equal(results[0], results[1][:, :, :104])
+
+
+def test_a_mask_is_read_once_for_all_layers(monkeypatch):
+    from residua.integration import padding
+
+    read, ranges = [], padding._ranges
+    monkeypatch.setattr(padding, "_ranges", lambda valid: read.append(1) or ranges(valid))
+    host, mask = host_with(), padded([((0, 90),)])
+    text = around(0, 64, TOKENS)
+    for layer in range(3):
+        ask(host, Site(layer, text_queries=text, text_keys=text), mask=mask)
+    assert len(read) == 1
+    ask(host, Site(0, 1, text_queries=text, text_keys=text), mask=mask.clone())
+    assert len(read) == 2

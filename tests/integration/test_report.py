@@ -115,7 +115,7 @@ def test_nothing_at_all():
 def test_memory_that_is_carried_between_steps(report):
     # 12 layers, 2 branches; query and key centroids in fp32
     assert report.memory == {"carried between steps": 12 * 2 * 2 * (4 + 12) * 16 * 4}
-    assert "memory carried between steps: 0.0 MiB" in str(report)
+    assert "memory carried between steps: 48.0 KiB" in str(report)
 
 
 def test_warnings_stand_below_the_headline():

@@ -91,6 +91,7 @@ def test_the_scatter_takes_models_without_estimates_and_errors_of_zero():
     assert figures.estimate_scatter({"b": {"m": []}}, 1.5).png.startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["analyze", "ablate", "reconstructions"])
 def test_a_command_writes_its_report(tmp_path, command):
     out = tmp_path / "out"

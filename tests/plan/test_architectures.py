@@ -99,7 +99,15 @@ BUILDERS: dict[str, Callable[[int], Built]] = {
 
 def count(name: str, layers: int) -> int:
     with torch.device("meta"), torch.no_grad():
-        model, inputs = BUILDERS[name](layers)
+        try:
+            model, inputs = BUILDERS[name](layers)
+        except (
+            AttributeError,
+            TypeError,
+        ) as error:  # an older diffusers that lacks the model, or an option of it
+            if diffusers.__version__ < "0.42":
+                pytest.skip(f"diffusers {diffusers.__version__}: {error}")
+            raise
         with FlopCounterMode(display=False) as counter:
             model(**inputs, return_dict=False)
     return counter.get_total_flops()

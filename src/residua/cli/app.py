@@ -23,6 +23,9 @@ METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"
 # Other packages print to the log what concerns their own developers; whoever wants it sets these.
 QUIET = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
 
+RENAMED_OPTIONS = {"--repair": "--reconstruction", "--repairs": "--reconstructions"}
+RENAMED_COMMANDS = {"repairs": "reconstructions"}
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -41,7 +44,15 @@ class PlainCommand(_PlainHelp, TyperCommand):
 
 
 class PlainGroup(_PlainHelp, TyperGroup):
-    """A group of commands."""
+    """A group of commands. Names of older versions are refused with the name that they have now."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, argument in enumerate(args):
+            name = argument.split("=", 1)[0]
+            if name in RENAMED_OPTIONS or (place == 0 and name in RENAMED_COMMANDS):
+                ctx.fail(f"{name} is now called {(RENAMED_OPTIONS | RENAMED_COMMANDS)[name]}")
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
 
 
 app = typer.Typer(

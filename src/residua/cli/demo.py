@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .app import command, console, readable_errors
-from .options import RECONSTRUCTIONS, alone, command_line, share
+from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 
 FOLDER = Path("residua-demo")
 PROMPT = "a red circle moving right on a grey background"
@@ -84,8 +84,8 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
         quality=given.quality,
         max_error=given.max_error,
         reconstruction=given.reconstruction,
-        dense_steps=share("dense-steps", given.dense_steps),
-        dense_layers=share("dense-layers", given.dense_layers),
+        dense_steps=count_or_share("dense-steps", given.dense_steps),
+        dense_layers=count_or_share("dense-layers", given.dense_layers),
         min_tokens=0,  # a demo that stays dense because it is small would show nothing
     )
     if given.threads is not None:

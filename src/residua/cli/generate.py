@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from .app import command, console, readable_errors, writable
-from .options import RECONSTRUCTIONS, alone, command_line, share
+from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 
 if TYPE_CHECKING:
     from ..generation.comparison import Comparison
@@ -94,8 +94,8 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
     sparsity = Sparsity(
         None if given.config is None else Config.from_toml(given.config),
         given.density,
-        share("dense-steps", given.dense_steps),
-        share("dense-layers", given.dense_layers),
+        count_or_share("dense-steps", given.dense_steps),
+        count_or_share("dense-layers", given.dense_layers),
         given.min_tokens,
         given.max_error,
         given.reconstruction,

@@ -14,7 +14,7 @@ RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
 CONCENTRATIONS = ("broad", "medium", "sparse")
 
 
-def share(name: str, text: str | None) -> float | None:
+def count_or_share(name: str, text: str | None) -> float | None:
     """'2' is two of them, '0.1' a tenth of all."""
     if text is None:
         return None

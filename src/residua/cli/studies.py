@@ -91,7 +91,7 @@ def reconstructions(
         run_study("reconstructions", context, captures, config, quick, out, force)
 
 
-@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,sparsepr --quick")
+@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
 def rivals(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Captured calls: safetensors, with or without a manifest.")],
@@ -118,13 +118,13 @@ def _rivals(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation.files import check_folder
     from ..lab.captures import read_captures
     from ..lab.rivals import find
-    from ..lab.studies.rivals.measure import Settings, measure_all
+    from ..lab.studies.rivals.measure import StudySettings, measure_all
     from ..lab.studies.rivals.report import make_report
     from .lab_progress import call_bar, publish
 
     check_folder(given.out, given.force)
     chosen = find(None if given.methods is None else words("methods", given.methods))
-    settings = Settings(
+    settings = StudySettings(
         Config(density=given.density).density, given.repeats, given.backend, _groups(given.groups)
     )
     calls = read_captures(given.folder)

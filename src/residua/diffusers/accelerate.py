@@ -10,11 +10,13 @@ import torch
 from ..config import Config
 from ..errors import InputError, IntegrationError
 from ..integration import make_settings
-from .families import family_of, supported
+from .families import Family, family_of, is_supported, supported
+from .families.generic import Generic
 from .handle import Handle, unwrap
 from .versions import require_diffusers
 
 COMPONENTS = ("transformer", "transformer_2")
+BESIDE = ("controlnet", "transformer_ref")  # attached where a family knows it, left alone where none does
 
 
 def accelerate(
@@ -23,6 +25,7 @@ def accelerate(
     *,
     quality: Literal["faithful", "balanced", "fast"] | None = None,
     config: Config | None = None,
+    method: str | None = None,
     dense_steps: float | None = None,
     dense_layers: float | None = None,
     layers: Sequence[int | str] | None = None,
@@ -31,16 +34,21 @@ def accelerate(
     steps: int | None = None,
     replace: bool = False,
     profile: bool = False,
+    generic: bool = False,
 ) -> Handle:
     """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
 
-    What is not given comes from the preset of the model family.
+    Without more it is `quality="balanced"`. `config=Config.paper()` is the paper's method, with the first
+    steps and layers dense that the preset of the model family names.
 
     Args:
         target: A diffusers pipeline, or one transformer.
         density: What it may cost, as a share of dense attention.
         quality: How close it must stay to dense: "faithful", "balanced" or "fast". Instead of `density`.
         config: Everything about the method; `density` goes over the config's.
+        method: Another method in Residua's place, to compare with: "paper", "svg2", "svoo", "svg-ear",
+            "sparge" and others (`residua.methods.method_names()`). Each says in `simplified` what it leaves
+            out.
         dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share (1 is one
             step, 1.0 all of them).
         dense_layers: First layers that stay dense, likewise.
@@ -50,20 +58,31 @@ def accelerate(
         steps: For a transformer without its pipeline: how many steps a run has.
         replace: Takes over a model that is accelerated already, which is an error otherwise.
         profile: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
+        generic: Also takes transformers that no family knows: every dispatched self-attention without a mask,
+            or with key padding. Needs an error bound (`quality`, or a config with `max_error`), because
+            nobody has looked at such a model.
 
     Returns:
         A handle with the report and the way back.
     """
     require_diffusers()
     from .attach import Attachment
+    from .tracking import Offset
 
     models = _transformers(target)
+    families = [_family(model, generic) for model in models.values()]
     wanted = [
         make_settings(
-            family_of(model).preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality
+            family.preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality, method
         )
-        for model in models.values()
+        for family in families
     ]
+    for model, family, settings in zip(models.values(), families, wanted, strict=True):
+        if family.generic and settings.config.max_error is None:
+            raise InputError(
+                f"generic=True for {type(model).__name__}, which no family knows: wanted an error bound; "
+                "pass quality=, or config=Config(max_error=..., density=...)"
+            )
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
         raise InputError(f"steps={steps!r}: wanted the number of denoising steps of a run, or None")
     _release(target, replace)
@@ -72,9 +91,12 @@ def accelerate(
         return scheduler if scheduler is not None else getattr(target, "scheduler", None)
 
     attachments: list[Attachment] = []
+    offset = Offset()
     try:
-        for (name, model), settings in zip(models.items(), wanted, strict=True):
-            attachments.append(Attachment(name, model, settings, current_scheduler, steps, profile))
+        for (name, model), family, settings in zip(models.items(), families, wanted, strict=True):
+            attachments.append(
+                Attachment(name, model, family, settings, current_scheduler, steps, profile, offset)
+            )
     except BaseException:
         for attachment in attachments:
             attachment.detach()
@@ -94,6 +116,10 @@ def attached(target: Any) -> Handle | None:
 def preset_config(target: Any) -> Config:
     """The config that `accelerate` takes if none is given, to change some of it."""
     return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
+
+
+def _family(model: Any, generic: bool) -> Family:
+    return Generic() if generic and not is_supported(model) else family_of(model)
 
 
 def _release(target: Any, replace: bool) -> None:
@@ -123,6 +149,10 @@ def _transformers(target: Any) -> dict[str, Any]:
     for name in COMPONENTS:
         model = unwrap(held.get(name))
         if model is not None and not any(model is other for other in found.values()):
+            found[name] = model
+    for name in BESIDE if found else ():
+        model = unwrap(held.get(name))
+        if model is not None and is_supported(model):
             found[name] = model
     if not found:
         raise IntegrationError(

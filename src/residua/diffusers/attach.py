@@ -8,11 +8,11 @@ from typing import Any
 
 from ..errors import IntegrationError
 from ..integration import HostAttention, Settings
-from .families import Family, family_of, supported
+from .families import Family, supported
 from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
 from .layer import ForwardPass, Layer
 from .processors import TaggedProcessor
-from .tracking import Tracker
+from .tracking import Offset, Tracker
 
 MARK = "_residua"
 
@@ -24,15 +24,17 @@ class Attachment:
         self,
         name: str,
         model: Any,
+        family: Family,
         settings: Settings,
         scheduler: Callable[[], Any],
         steps: int | None,
         profile: bool = False,
+        offset: Offset | None = None,
     ) -> None:
         self.name = name
         self.model = model
-        self.family = family_of(model)
-        self.tracker = Tracker(scheduler, steps)
+        self.family = family
+        self.tracker = Tracker(scheduler, steps, offset)
         self.now = ForwardPass(self.family, self.tracker)
         modules = self._find_layers()
         names = list(modules)
@@ -40,6 +42,7 @@ class Attachment:
         self.host = HostAttention(
             settings, layers=names, depths=depths, name=name, model=type(model).__name__,
             family=self.family.name, preset=self.family.preset.source, profile=profile,
+            unsupported="dense" if family.generic else "stop",
         )  # fmt: skip
         self.layers = [
             Layer(self.host, self.now, index, layer, depth)
@@ -61,6 +64,11 @@ class Attachment:
         check_parallel(self.model, self.family)
         found = dict(self.family.layers(self.model))
         if not found:
+            if self.family.generic:
+                raise IntegrationError(
+                    f"{type(self.model).__name__}: none of its attention goes through the dispatcher of "
+                    "diffusers, so generic=True cannot reach it; docs/add-a-model.md: how to add a family"
+                )
             raise IntegrationError(
                 f"{type(self.model).__name__}: no module is called {self.family.attention!r}; this version "
                 "of diffusers builds the model differently: please report it"
@@ -89,7 +97,8 @@ class Attachment:
             processor.refresh()
         self.tracker.advance(self.family.timestep(inputs))
         self.now.video = self.family.tokens(self.model, inputs)
-        self.now.grid = self.family.grid(self.model, inputs)
+        self.now.layout = self.family.layout(self.model, inputs)
+        self.now.grid = None if self.family.generic else self.family.grid(self.model, inputs)
 
     def forget(self) -> None:
         """Drops what is carried between steps; the next forward pass begins a new run."""

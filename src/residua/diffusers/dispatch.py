@@ -77,6 +77,10 @@ def tagged_dispatch(
             "residua.accelerate is for inference; run the model under torch.no_grad(), or remove()"
         )
     if dropout_p or attention_kwargs:
+        if backend.layer.now.family.generic:
+            return backend.layer.leave_dense(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs
+            )
         raise IntegrationError(
             f"got dropout_p={dropout_p}, attention_kwargs={attention_kwargs!r} in a self-attention call; "
             "Residua takes neither: remove() it for this model"

@@ -76,5 +76,8 @@ class Handle:
 
 
 def unwrap(model: Any) -> Any:
-    """The module inside a torch.compile wrapper."""
-    return getattr(model, "_orig_mod", model)
+    """The transformer inside the wrappers of torch.compile and peft."""
+    model = getattr(model, "_orig_mod", model)
+    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+        return unwrap(model.get_base_model())
+    return model

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import IntegrationError
-from ..integration import Grid, HostAttention, Site, around
+from ..integration import Grid, HostAttention, Site
 from .families import Family
 from .tracking import Tracker
 
 TEXT_ONLY = "text pathway"
 REMOVED = "acceleration removed"
+MORE_ARGUMENTS = "dropout or attention_kwargs"
 
 
 @dataclass
@@ -23,7 +25,8 @@ class ForwardPass:
     family: Family
     tracker: Tracker
     video: int = 0  # tokens
-    grid: Grid = (0, 0, 0)
+    layout: Any = None  # what the family must know of it beside that
+    grid: Grid | None = None
     active: bool = True  # False after remove()
 
 
@@ -43,6 +46,7 @@ class Layer:
     ) -> Tensor:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D] -> [B, Nq, H, D]."""
         reason = REMOVED if not self.now.active else TEXT_ONLY if causal else None
+        reason = reason or self.now.family.why_dense(q.shape[1], k.shape[1])
         site = self.site() if reason else self.site(q.shape[1], k.shape[1])
         out = self.host.call(
             q.transpose(1, 2),
@@ -68,15 +72,10 @@ class Layer:
 
     def _text(self, queries: int, keys: int) -> tuple[Any, Any]:
         """The query rows and the keys that are not video."""
-        video = self.now.video
-        start_q, start_k = self.now.family.video_start(queries, keys, video)
-        if min(start_q, start_k) < 0 or start_q + video > queries or start_k + video > keys:
-            raise IntegrationError(
-                f"{self.name}: {video} video tokens do not fit {queries} queries and {keys} keys at "
-                f"{start_q}, {start_k}; the {self.now.family.name} entry does not know this input: remove() "
-                "Residua"
-            )
-        return around(start_q, start_q + video, queries), around(start_k, start_k + video, keys)
+        try:
+            return self.now.family.text(queries, keys, self.now.video, self.now.layout)
+        except IntegrationError as error:
+            raise IntegrationError(f"{self.name}: {error}") from None
 
     def dense(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
@@ -84,7 +83,26 @@ class Layer:
         """As diffusers computes it, on the user's backend.  # [B, Nq, H, D]"""
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
+        if mask is not None and self.now.family.dense_per_sample:
+            out = torch.zeros_like(q)
+            for sample, valid in enumerate(mask.flatten(1)):
+                rows = valid.nonzero()[:, 0]
+                own_q, own_k, own_v = (x[sample : sample + 1, rows] for x in (q, k, v))
+                own = dispatch_attention_fn(own_q, own_k, own_v, scale=scale, backend=self.backend)
+                out[sample, rows] = own[0]
+            return out
         return dispatch_attention_fn(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
             backend=self.backend,
         )  # fmt: skip
+
+    def leave_dense(self, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+        """A call with arguments that Residua does not take; the arguments of dispatch_attention_fn."""
+        from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+        out = self.host.call(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.site(),
+            lambda: dispatch_attention_fn(q, k, v, *more, backend=self.backend).transpose(1, 2),
+            why_dense=MORE_ARGUMENTS,
+        )  # fmt: skip
+        return out.transpose(1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from typing import Any
 
@@ -26,16 +25,15 @@ class TaggedProcessor:
         found = self.module.processor
         # After unfuse_qkv_projections, diffusers hands back a processor that was ours before.
         original = getattr(found, "_residua_original", found)
-        known = self.layer.now.family.processors
-        name = type(original).__name__
-        if name not in known:
+        family, name = self.layer.now.family, type(original).__name__
+        mine = family.processor(name, original)
+        if mine is None:
+            wanted = " or ".join(family.processors) or "one that calls the dispatcher of diffusers"
             raise IntegrationError(
-                f"{self.layer.name}: its attention processor is {name}, wanted {' or '.join(known)}; restore "
-                "the processor of diffusers, or register a family that knows yours (docs/add-a-model.md)"
+                f"{self.layer.name}: its attention processor is {name}, wanted {wanted}; restore the "
+                "processor of diffusers, or register a family that knows yours (docs/add-a-model.md)"
             )
-        own = known[name]
-        mine = copy.copy(original) if own is None else own(original)
-        if own is None:
+        if type(mine) is type(original):
             self._bind(sys.modules[type(original).__module__])
         backend = getattr(found, "_attention_backend", None)
         self.layer.backend = backend.layer.backend if isinstance(backend, LayerTag) else backend

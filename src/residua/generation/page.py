@@ -139,7 +139,7 @@ def _cost_remark(comparison: Comparison) -> str:
     if comparison.cost is None:
         return "every call stayed dense"
     dense = comparison.report.total.dense_heads
-    return "of dense attention: pairs, router and tail" + (f"; {dense} heads ran dense" if dense else "")
+    return "of dense attention: pairs, router and summary" + (f"; {dense} heads ran dense" if dense else "")
 
 
 def _density_remark(comparison: Comparison) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from ..errors import InputError
 from ..integration import find_quality
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
-from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
+from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine, mean
 from .flops import flops_unit
 from .run import Request
 
@@ -164,8 +163,8 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
         f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
         "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
-        "dense attention, with probes, router and tail; FLOPs of the transformer (self-attention and matrix "
-        "products).",
+        "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
+        "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
         "",
         "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",
@@ -221,28 +220,22 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
         quality=sparsity.quality,
         max_error=config.max_error,
         target=config.density,
-        cost=_mean([one.cost for one in found]),
-        density=_mean([one.density for one in found]),
-        psnr=_mean([one.quality.psnr for one in found]),
-        ssim=_mean([one.quality.ssim for one in found]),
-        lpips=_mean([one.quality.lpips for one in found]),
-        error=_mean([one.report.total.error for one in found]),
-        pflops=_mean([one.pflops(dense=False) for one in found]),
-        speedup=_mean([one.speedup for one in found]),
-        seconds=_mean([one.sparse.median for one in found]),
+        cost=mean([one.cost for one in found]),
+        density=mean([one.density for one in found]),
+        psnr=mean([one.quality.psnr for one in found]),
+        ssim=mean([one.quality.ssim for one in found]),
+        lpips=mean([one.quality.lpips for one in found]),
+        error=mean([one.report.total.error for one in found]),
+        pflops=mean([one.pflops(dense=False) for one in found]),
+        speedup=mean([one.speedup for one in found]),
+        seconds=mean([one.sparse.median for one in found]),
     )
 
 
 def _dense_row(found: list[Comparison], baselines: list[Baseline]) -> Row:
-    pflops = _mean([one.pflops(dense=True) for one in found])
-    seconds = _mean([dense.timed.median for dense in baselines])
+    pflops = mean([one.pflops(dense=True) for one in found])
+    seconds = mean([dense.timed.median for dense in baselines])
     return Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
-
-
-def _mean(values: list[float | None]) -> float | None:
-    """None if one is missing: a mean over other prompts would not be comparable."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _name(sparsity: Sparsity) -> str:

@@ -16,12 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..attention import attention
+from ..budget import SharedBudget
 from ..errors import BackendError, InputError, IntegrationError
 from ..execution import Demand, choose_backend
 from ..inputs import DTYPES
-from ..state import State
+from ..methods import DEFAULT, find_method
 from .log import CallLog
+from .padding import PaddingReader
 from .settings import Settings, chosen_layers, min_tokens_for, part_of
 from .site import Grid, Site, key_padding
 from .watch import RunWatch, Why
@@ -87,7 +88,10 @@ class HostAttention:
         self.state_bytes = 0  # the most that was carried from step to step
         self._depth = _depth(layers, depths)  # how many layers deep the transformer is; None: unknown
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
-        self._states: dict[tuple[int, str], State] = {}
+        self._method = find_method(settings.method or DEFAULT)
+        self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
+        self._budget = SharedBudget()  # of all layers and branches of a run
+        self._padding = PaddingReader()
         self._watch = RunWatch(name)
         self._warnings: list[str] = []  # of the runs before
         self._run: Hashable = _NO_RUN
@@ -147,6 +151,8 @@ class HostAttention:
     def drop_states(self) -> None:
         """The next sparse call of every layer starts cold."""
         self._states.clear()
+        self._budget.reset()
+        self._padding.forget()
 
     @property
     def warm(self) -> bool:
@@ -271,28 +277,39 @@ class HostAttention:
         self, q: Tensor, k: Tensor, v: Tensor, site: Site, mask: Tensor | None, scale: float | None
     ) -> Tensor:
         site.check(q, k)
-        padding = None if mask is None else key_padding(mask, q.shape[0])
+        valid = None if mask is None else key_padding(mask, q.shape[0])
         parts, size = site.branches, q.shape[0] // len(site.branches)
         outputs = []
         for number, branch in enumerate(parts):
             rows = slice(number * size, (number + 1) * size)
-            valid = None if padding is None else padding[rows]
-            outputs.append(self._sparse_part(q[rows], k[rows], v[rows], site, branch, valid, scale))
+            part = None if valid is None else valid[rows]
+            # With several branches in the batch each has padding of its own, and no mask to know it by.
+            known_by = mask if len(parts) == 1 and mask is not None else part
+            outputs.append(self._sparse_part(q[rows], k[rows], v[rows], site, branch, part, known_by, scale))
         return outputs[0] if len(parts) == 1 else torch.cat(outputs)
 
     def _sparse_part(
-        self, q: Tensor, k: Tensor, v: Tensor, site: Site, branch: str, padding: Tensor | None,
-        scale: float | None,
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, branch: str, valid: Tensor | None,
+        known_by: Tensor | None, scale: float | None,
     ) -> Tensor:  # fmt: skip
         """One guidance branch: each has a state of its own, whether it comes alone or in a batch."""
-        state = self._states.setdefault((site.layer, branch), State())
+        state = self._states.setdefault((site.layer, branch), self._method.new_state(self._budget))
         tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
         with tally.sparse_call(q, k) as record:
-            out, receipt = attention(
-                q, k, v, self.settings.config, state,
-                pinned_keys=list(site.text_keys) or None, exact_queries=list(site.text_queries) or None,
-                key_mask=padding, scale=scale, return_receipt=True, profile=self.profile,
+            compact = (
+                None if valid is None or known_by is None
+                else self._padding.compact(known_by, valid, q.shape[2])
             )  # fmt: skip
+            text_queries, text_keys = site.text_queries, site.text_keys
+            if compact is not None and valid is not None:
+                q, k, v, valid = compact.take(q), compact.take(k), compact.take(v), compact.take(valid, 1)
+                text_queries, text_keys = compact.ranges(text_queries), compact.ranges(text_keys)
+            out, receipt = self._method.attend(
+                q, k, v, self.settings.config, state, pinned_keys=list(text_keys) or None,
+                exact_queries=list(text_queries) or None, key_mask=valid, scale=scale, grid=site.grid,
+                profile=self.profile,
+            )  # fmt: skip
+            out = out if compact is None else compact.put_back(out)
             record(receipt)
         self._watch.sparse_call(receipt.backend, q.device, self.settings.config.backend)
         return out

@@ -12,7 +12,8 @@ import torch
 
 from ..config import Config
 from ..errors import InputError
-from .quality import find_quality
+from ..methods import find_method
+from .quality import DEFAULT_QUALITY, find_quality
 
 # Below this, grouping and routing cost more than the skipped pairs save.
 MIN_TOKENS = 4096
@@ -40,6 +41,7 @@ class Settings:
         layers: The layers that may be sparse, by number or (wild-card) name; None: all.
         min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
         quality: The name that the config was asked for by, if it was.
+        method: Who answers the sparse calls, by name (`residua.methods`); None: Residua, as the config says.
     """
 
     config: Config
@@ -48,10 +50,12 @@ class Settings:
     layers: tuple[int | str, ...] | None = None
     min_tokens: int | None = None
     quality: str | None = None
+    method: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "quality": self.quality,
+            "method": self.method,
             "config": self.config.to_dict(),
             "dense_steps": self.dense_steps,
             "dense_layers": self.dense_layers,
@@ -74,19 +78,29 @@ def make_settings(
     layers: Sequence[int | str] | None = None,
     min_tokens: int | None = None,
     quality: str | None = None,
+    method: str | None = None,
 ) -> Settings:
-    """The preset of a model family with the user's changes on top, checked; None keeps the preset's.
+    """What the user asked for, checked. Without `density`, `config`, `quality` and `method` it is the default
+    quality. First steps and layers stay dense by the preset of the model family only for the paper's method
+    and the methods of others; Residua finds out by its estimate what must be dense.
 
     Returns:
         The settings; `InputError` names an argument that is not what is wanted.
     """
+    if density is None and config is None and quality is None and method is None:
+        quality = DEFAULT_QUALITY
+    wanted = _config(preset, density, config, quality)
+    wanted = wanted if method is None else find_method(method).settings(wanted)
+    by_estimate = wanted.summarises and method in (None, "anchored", "tail")
+    steps_by_default, layers_by_default = (0, 0) if by_estimate else (preset.dense_steps, preset.dense_layers)
     return Settings(
-        config=_config(preset, density, config, quality),
-        dense_steps=_share("dense_steps", preset.dense_steps if dense_steps is None else dense_steps),
-        dense_layers=_share("dense_layers", preset.dense_layers if dense_layers is None else dense_layers),
+        config=wanted,
+        dense_steps=_share("dense_steps", steps_by_default if dense_steps is None else dense_steps),
+        dense_layers=_share("dense_layers", layers_by_default if dense_layers is None else dense_layers),
         layers=None if layers is None else _selection(layers),
         min_tokens=None if min_tokens is None else _count("min_tokens", min_tokens),
         quality=quality,
+        method=method,
     )
 
 
@@ -100,9 +114,9 @@ def _config(preset: Preset, density: float | None, config: Config | None, qualit
         given = [name for name, value in (("density=", density), ("config=", config)) if value is not None]
         if given:
             raise InputError(
-                f"quality={quality!r} together with {' and '.join(given)}: a quality sets both the error "
-                "bound and the density; leave one of them out, or pass "
-                f"config=Config(max_error={wanted.max_error:g}, density=...) alone"
+                f"quality={quality!r} together with {' and '.join(given)}: a quality sets the budget and the "
+                "error bound; leave one of them out, or pass "
+                f"config=Config(balance=True, max_error={wanted.max_error:g}, density=...) alone"
             )
         return wanted.config()
     base = Config(density=preset.density) if config is None else config

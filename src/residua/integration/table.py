@@ -121,7 +121,7 @@ def footer(report: Report) -> list[str]:
         f"seconds: {report.timed_by}",
         *([_heads(total)] if total.chosen else []),
         *([_stages(total.stages)] if total.stages else []),
-        *(f"memory {name}: {size / 2**20:.1f} MiB" for name, size in report.memory.items() if size),
+        *(f"memory {name}: {_bytes(size)}" for name, size in report.memory.items() if size),
         *(f"{note} ({calls} calls)" for note, calls in total.notes.items()),
         *report.notes,
     ]
@@ -200,6 +200,10 @@ def _heads(total: ReportRow) -> str:
 
 def _stages(stages: dict[str, float]) -> str:
     return "seconds of the sparse calls by stage: " + ", ".join(f"{k} {v:.3f}" for k, v in stages.items())
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
 
 
 def _number(value: float | None, form: str) -> str:

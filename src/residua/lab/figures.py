@@ -11,7 +11,7 @@ from itertools import cycle
 from typing import Any
 
 from ..errors import InputError
-from ..palette import GRID, INK, MARKS, OTHERS, REFERENCE, RESIDUA, colours
+from ..palette import GRID, INK, MARKS, OTHERS, PART_COLOURS, REFERENCE, RESIDUA, colours
 
 # Colours of a drawing -> variables of the page.
 PAGE_COLOURS = {INK: "var(--ink)", GRID: "var(--line)", RESIDUA: "var(--blue)"}
@@ -222,4 +222,31 @@ def estimate_scatter(
             xlabel="true mean row error", ylabel="estimated by the call",
         )  # fmt: skip
     axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left", labelcolor=INK)
+    return drawn(figure)
+
+
+def stacked(bars: Mapping[str, Mapping[str, float]], xlabel: str) -> Drawing:
+    """One bar per name, from the top; its parts from the left, the same for all."""
+    figure, axes = canvas(width=9.6, height=1.4 + 0.45 * len(bars))
+    axis, names = axes[0, 0], list(bars)
+    parts = [part for part in next(iter(bars.values())) if any(found[part] > 0 for found in bars.values())]
+    for part, colour in zip(parts, cycle(PART_COLOURS), strict=False):
+        left = [sum(bars[name][before] for before in parts[: parts.index(part)]) for name in names]
+        axis.barh(
+            range(len(names)), [bars[name][part] for name in names], 0.62, left, color=colour, label=part
+        )
+    for place, name in enumerate(names):
+        total = sum(bars[name][part] for part in parts)
+        axis.annotate(
+            f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center", color=INK
+        )
+    axis.grid(visible=False, axis="y")
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel(xlabel)
+    axis.margins(x=0.08)
+    figure.legend(
+        *axis.get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5, loc="outside lower center",
+        labelcolor=INK,
+    )  # fmt: skip
     return drawn(figure)

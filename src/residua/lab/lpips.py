@@ -26,7 +26,7 @@ CONVOLUTIONS = (
 POOL_BEFORE = (1, 2)
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
-LEAST_PIXELS = 31  # below, nothing is left after the second pooling
+MIN_PIXELS = 31  # below, nothing is left after the second pooling
 MAX_FILE_BYTES = 64 << 20
 NO_WEIGHTS = (
     "no LPIPS weights: give a safetensors file with --lpips, or install the packages lpips and torchvision"
@@ -43,8 +43,8 @@ class Lpips:
         self.source = source
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        if min(x.shape[-2:]) < LEAST_PIXELS:
-            raise InputError(f"frames of {x.shape[-1]} x {x.shape[-2]}: LPIPS needs {LEAST_PIXELS} pixels")
+        if min(x.shape[-2:]) < MIN_PIXELS:
+            raise InputError(f"frames of {x.shape[-1]} x {x.shape[-2]}: LPIPS needs {MIN_PIXELS} pixels")
         return self._distance(2 * x.float() - 1, 2 * y.float() - 1).flatten()
 
     @classmethod

@@ -29,20 +29,22 @@ class Picture:
 @dataclass(frozen=True)
 class Finding:
     """A claim and what the numbers say about it: True, False, or None where they cannot tell; `mixed` if it
-    holds for some models, or for some of what it says."""
+    holds for some models, or for some of what it says. `instead` is a verdict of its own."""
 
     claim: str
     holds: bool | None
     evidence: str
     mixed: bool = False
+    instead: str = ""
+    any_length: bool = False  # whether short calls say as much about it as long ones
 
     @property
     def verdict(self) -> str:
-        return (
-            "mixed"
-            if self.mixed
-            else {True: "confirmed", False: "contradicted", None: "not measured"}[self.holds]
-        )
+        if self.instead:
+            return self.instead
+        if self.mixed:
+            return "mixed"
+        return {True: "confirmed", False: "contradicted", None: "not measured"}[self.holds]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Report:
     tables: Sequence[Table]
     pictures: Sequence[Picture] = ()
     findings: Sequence[Finding] = ()
+    warnings: Sequence[str] = ()  # what a reader must know before the numbers
     facts: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,6 +74,7 @@ class Report:
             "title": self.title,
             "command": self.command,
             "version": __version__,
+            "warnings": list(self.warnings),
             "facts": dict(self.facts),
             "findings": [
                 {"claim": item.claim, "verdict": item.verdict, "evidence": item.evidence}
@@ -83,6 +87,7 @@ class Report:
 
     def markdown(self) -> str:
         parts = [f"# {self.title}", self.lead, f"    {self.command}"]
+        parts += [f"**{warning}**" for warning in self.warnings]
         if self.findings:
             lines = [f"- {item.claim}: **{item.verdict}** ({item.evidence})" for item in self.findings]
             parts.append("\n".join(lines))

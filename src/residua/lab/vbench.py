@@ -16,6 +16,12 @@ DIMENSIONS = ("imaging_quality", "subject_consistency")  # what the paper report
 NOT_INSTALLED = "VBench is not installed: pip install vbench, in an environment of its own"
 
 
+def installed() -> str | None:
+    """None where VBench can be imported, else the reason why not."""
+    found = importlib.util.find_spec("vbench")
+    return NOT_INSTALLED if found is None or found.origin is None else None
+
+
 def vbench(
     video: str | Path, dimensions: tuple[str, ...] = DIMENSIONS, device: str = "cuda"
 ) -> dict[str, float] | str:

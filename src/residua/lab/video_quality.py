@@ -23,11 +23,11 @@ SSIM_WINDOW, SSIM_SIGMA = 11, 1.5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 FRAMES_AT_ONCE = 8  # bounds the memory of SSIM and LPIPS on long or large videos
 
-__all__ = ["Lpips", "Quality", "find_lpips", "frames_of", "psnr", "psnr_per_frame", "quality", "ssim"]
+__all__ = ["Lpips", "VideoQuality", "find_lpips", "frames_of", "psnr", "psnr_per_frame", "quality", "ssim"]
 
 
 @dataclass(frozen=True)
-class Quality:
+class VideoQuality:
     """One video against its reference. A value of None has its reason in `not_measured`."""
 
     psnr: float | None  # dB
@@ -37,7 +37,7 @@ class Quality:
     not_measured: dict[str, str] = field(default_factory=dict)  # name -> reason
 
     @classmethod
-    def nothing(cls, reason: str) -> Quality:
+    def nothing(cls, reason: str) -> VideoQuality:
         return cls(None, None, None, not_measured=dict.fromkeys(("psnr", "ssim", "lpips"), reason))
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Quality:
         }
 
 
-def quality(video: Any, reference: Any, lpips: Lpips | str) -> Quality:
+def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
     """Every metric that can be taken; `lpips` is a network, or the reason why there is none."""
     pair = _aligned(video, reference)
     missing: dict[str, str] = {}
@@ -74,7 +74,7 @@ def quality(video: Any, reference: Any, lpips: Lpips | str) -> Quality:
     else:
         distance = attempt("lpips", lambda: _over_frames(lpips, *pair))
     frames = tuple(None if math.isinf(x) else x for x in _frame_psnr(*pair))
-    return Quality(signal, similarity, distance, frames, missing)
+    return VideoQuality(signal, similarity, distance, frames, missing)
 
 
 def psnr(video: Any, reference: Any) -> float:

@@ -70,7 +70,7 @@ def choose(
     best, error = torch.where(bare, int(Choice.PLAIN), best), torch.where(bare, errors[Choice.PLAIN], error)
     if grouped.config.max_error is not None:
         # even with all that the head may spend it is too far off
-        dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.density)
+        dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.ceiling)
         best, error = torch.where(dense, int(Choice.DENSE), best), torch.where(dense, 0.0, error)
     return best, error
 

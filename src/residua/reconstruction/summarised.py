@@ -22,7 +22,9 @@ from .slots import Slots, assign_slots
 # A head drops the summary if spending its cost on pairs leaves less than this share of the skipped mass.
 BARE_BELOW = 0.2
 # A head drops the summary if it would leave less than this share of the budget for pairs.
-MIN_PAIRS = 0.25
+MIN_PAIRS = 0.1
+# A moving budget never falls below this multiple of the work beside the pairs.
+MIN_BUDGET = 1.15
 
 
 class Summarised(Reconstruction):
@@ -103,7 +105,7 @@ class Summarised(Reconstruction):
         keys = grouped.keys
         cost = self.summary_cost(grouped).at(keys) + grouped.routing_cost.at(keys)
         cost = cost + grouped.sizes.probes * keys
-        return 1.5 * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
+        return MIN_BUDGET * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         return wide_enough(grouped.call.q.dtype)

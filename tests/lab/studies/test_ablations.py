@@ -12,7 +12,7 @@ from residua import Config
 from residua.lab import CaptureWriter, read_captures
 from residua.lab.studies.ablations import measure as ab
 from residua.lab.studies.ablations.measure import Ablation, in_order, lattice, measure
-from residua.lab.studies.ablations.report import ablation_findings, ablation_tables
+from residua.lab.studies.ablations.report import ablation_findings, ablation_tables, unmatched
 from residua.lab.studies.results import Result, average, of
 from residua.lab.studies.subject import Subject
 from residua.row_error import relative_row_error
@@ -176,3 +176,17 @@ def test_the_shipped_capture_repeats_bit_for_bit():
     before = torch.random.get_rng_state()
     first, second = (measure(calls, config, quick=True) for _ in range(2))
     assert first == second and torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_budget_that_minimum_cells_break_is_told(folder):
+    tight = CONFIG.replace(density=0.1, probes=8)  # each of 12 query groups keeps one of 24 K/V groups
+    results = measure(read_captures(folder)[:1], tight, quick=True)
+    loose = measure(read_captures(folder)[:1], CONFIG, quick=True)
+    assert unmatched(loose) == []
+    if any(item.over > 0 for item in results):
+        (warning,) = unmatched(results)
+        assert "not matched in 1 of 1 calls" in warning
+    made = Result(ab.PARTITION_TABLE, ab.SEMANTIC, "m", "c", 0.1, 0.2, 0.25, budget=0.2)
+    assert (
+        made.over == pytest.approx(0.05) and "25.0 % of the pairs instead of 20.0 %" in unmatched([made])[0]
+    )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from residua import Config
 from residua.lab import CaptureWriter, read_captures
+from residua.lab.report import Finding
 from residua.lab.studies import subject
+from residua.lab.studies.common import weighed
 from residua.lab.studies.diagnostics.measure import (
+    Affine,
+    Fidelity,
+    Observed,
     affine,
     fidelity,
     identity_gap,
@@ -16,6 +23,7 @@ from residua.lab.studies.diagnostics.measure import (
     sample_members,
     support,
 )
+from residua.lab.studies.diagnostics.report import _affine_findings, fidelity_table
 from residua.lab.studies.subject import Subject, dense_rows
 from residua.synthetic import VideoLike, video_like
 
@@ -126,3 +134,52 @@ def test_affine_energies_are_those_of_least_squares(case, partition):
     assert found.energy == pytest.approx(float(residual.square().sum()), rel=1e-3)
     assert found.orthogonal == pytest.approx(float(left.square().sum()), rel=1e-3)
     assert 0 < found.explained < 1
+
+
+def observed(model: str, *pairs: tuple[float, float]) -> list[Observed]:
+    """Calls whose affine residual explains these shares with semantic and with response-coupled groups."""
+    return [
+        Observed(
+            SimpleNamespace(model=model), {}, [],
+            {
+                "semantic": Affine("semantic", 0.2, 1.0, 1 - before),
+                "response": Affine("response", 0.2, 1.0, 1 - after),
+            },
+        )
+        for before, after in pairs
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pairs", "verdict"),
+    [
+        ([(0.5, 0.6), (0.5, 0.55), (0.5, 0.49)], "confirmed"),
+        ([(0.5, 0.4), (0.5, 0.45), (0.5, 0.51)], "contradicted"),
+        ([(0.5, 0.5004), (0.5, 0.4999), (0.5, 0.4999), (0.5, 0.4999)], "no clear difference"),  # no margin
+        ([(0.5, 0.8), (0.5, 0.49), (0.5, 0.49), (0.5, 0.49)], "no clear difference"),  # and no majority
+    ],
+)
+def test_o3_needs_a_margin_and_a_majority(pairs, verdict):
+    assert _affine_findings(observed("m", *pairs))[0].verdict == verdict
+
+
+def test_o3_is_mixed_where_models_disagree():
+    found = [*observed("a", (0.5, 0.6)), *observed("b", (0.5, 0.4))]
+    assert [item.verdict for item in _affine_findings(found)] == ["mixed", "mixed"]
+
+
+def test_o2_has_a_row_for_every_target():
+    ones = [Fidelity("semantic", target, 0.2, 0.9, 0.1, 0.2, 1e-6) for target in (0.22, 0.24)]
+    table = fidelity_table([Observed(SimpleNamespace(model="m"), {}, ones, {})])
+    assert [row[:3] for row in table.rows] == [
+        ("m, semantic groups", "22 %", "20.0 %"),
+        ("m, semantic groups", "24 %", "20.0 %"),
+    ]
+
+
+def test_short_calls_give_no_verdict():
+    findings = [Finding("a", True, "e"), Finding("b", False, "e", any_length=True)]
+    short, long = ([SimpleNamespace(tokens=tokens)] for tokens in (4095, 4096))
+    assert [item.verdict for item in weighed(findings, short)] == ["too short to judge", "contradicted"]
+    assert "4,095 tokens" in weighed(findings, short)[0].evidence
+    assert weighed(findings, long) == findings

@@ -22,6 +22,7 @@ from residua.lab.studies.reconstructions.measure import (
     at,
     ingredients,
     measure,
+    probed,
 )
 from residua.lab.studies.reconstructions.report import (
     TITLES,
@@ -71,13 +72,13 @@ def test_errors_are_those_of_the_operator_on_rows_it_has_not_probed(calls):
                 exact_queries=captured.text_queries, return_receipt=True,
             )  # fmt: skip
             errors = relative_row_error(out, bench.subject.dense)[0, 0]
-            probed = bench.probed(config)
-            assert len(probed) == (0 if reconstruction == "none" else 24)
-            assert not len(probed) or float(errors[probed].max()) < 1e-4
+            rows_probed = probed(receipt)
+            assert len(rows_probed) == (0 if reconstruction == "none" else 24)
+            assert not len(rows_probed) or float(errors[rows_probed].max()) < 1e-4
             text = torch.isin(rows, bench.subject.call.exact_queries.index(rows.device))
             found = bench.run(COMPARISON, reconstruction, config)
             assert found.mean == pytest.approx(
-                float(errors[~torch.isin(rows, probed) & ~text].mean()), rel=1e-5
+                float(errors[~torch.isin(rows, rows_probed) & ~text].mean()), rel=1e-5
             )
             assert (found.cost, found.estimate, found.density) == (
                 receipt.cost,

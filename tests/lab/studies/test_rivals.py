@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from residua.lab.captures import CapturedCall, read_captures
 from residua.lab.rivals import find
-from residua.lab.studies.rivals.measure import Measurement, Settings, measure_all, task_of
+from residua.lab.studies.rivals.measure import Measurement, StudySettings, measure_all, task_of
 from residua.lab.studies.rivals.report import cost_table, findings
 from residua.synthetic import VideoLike, video_like
 
@@ -31,16 +31,16 @@ def captures(tmp_path: Path) -> Path:
 def test_text_tokens_are_left_out(captures):
     call = read_captures(captures)[0]
     with_text = CapturedCall(**{**vars(call), "text": ((250, 256),), "text_queries": ((0, 6),)})
-    task = task_of(with_text, Settings())
+    task = task_of(with_text, StudySettings())
     assert (task.rows, task.keys) == (250, 250)
     assert torch.equal(task.q, call.load()[0][:, :, 6:]) and torch.equal(task.k, call.load()[1][:, :, :250])
 
 
 def test_a_study_measures_every_method_on_every_call(captures):
     found, refused = measure_all(
-        read_captures(captures), find(["dense", "svg-ear", "sparsepr", "anchored"]), Settings(0.5)
+        read_captures(captures), find(["dense", "svg-ear", "paper", "anchored"]), StudySettings(0.5)
     )
-    assert [item.method for item in found] == 2 * ["dense", "svg-ear", "sparsepr", "anchored"] and not refused
+    assert [item.method for item in found] == 2 * ["dense", "svg-ear", "paper", "anchored"] and not refused
     for item in found:
         assert item.density <= item.charged <= (1.0 if item.method == "dense" else 0.5)
         assert item.charged == pytest.approx(item.density + item.beside * (item.method == "anchored"))
@@ -48,7 +48,7 @@ def test_a_study_measures_every_method_on_every_call(captures):
 
 
 def test_a_method_above_its_target_is_named(captures):
-    found, _ = measure_all(read_captures(captures)[:1], find(["svg2", "sparsepr"]), Settings(0.05))
+    found, _ = measure_all(read_captures(captures)[:1], find(["svg2", "paper"]), StudySettings(0.05))
     assert found[0].density > 0.05  # four query groups with one of eight K/V groups each
     table = cost_table(found, "toy", 0.05)
     assert "Above the target: SVG2, top-p in 1 of 1 calls" in table.note
@@ -87,7 +87,7 @@ def test_what_is_beside_the_pairs_counts_against_the_target_of_anchored_alone():
 
 
 def test_the_paper_is_compared_with_published_methods_and_anchored_with_all():
-    names = ("svg-ear", 0.3), ("sparsepr", 0.2), ("anchored", 0.1), ("oracle", 0.01)
+    names = ("svg-ear", 0.3), ("paper", 0.2), ("anchored", 0.1), ("oracle", 0.01)
     first, second = findings([measured(name, error, 0.2, 0.0, 0.2) for name, error in names])
     assert first.holds and "best rival is SVG-EAR" in first.evidence  # anchored is no published method
     assert second.holds and "SparsePR (Residua) with 0.2000" in second.evidence
@@ -98,7 +98,7 @@ def test_the_paper_is_compared_with_published_methods_and_anchored_with_all():
 
 def test_the_command_writes_a_report_and_never_over_another(captures, tmp_path):
     out = tmp_path / "out"
-    chosen = ["--methods", "dense,sta,svg2,pisa,sparsepr", "--density", "0.3", "--groups", "8,16", "--quick"]
+    chosen = ["--methods", "dense,sta,svg2,pisa,paper", "--density", "0.3", "--groups", "8,16", "--quick"]
     first = run("rivals", captures, "--out", str(out), *chosen)
     assert first.exit_code == 0, first.output
     assert "SparsePR" in first.output and "toy, 2 calls: error" in first.output

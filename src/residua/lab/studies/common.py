@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ...config import Config
 from ..captures import CapturedCall
+from ..report import Finding
 from ..tables import share
+
+MIN_TOKENS = 4096  # calls shorter than this do not confirm or contradict a claim
 
 Watch = Callable[[int, int, str], None]  # calls done, calls in all, what comes now
 
@@ -25,6 +29,20 @@ def few(calls: Sequence[CapturedCall], most: int = 4) -> list[CapturedCall]:
     """Evenly spaced ones, for a quick look."""
     number = min(most, len(calls))
     return [calls[place * len(calls) // number] for place in range(number)]
+
+
+def weighed(findings: Sequence[Finding], chosen: Sequence[CapturedCall]) -> list[Finding]:
+    """The findings, without verdicts that calls this short cannot give: groups of a few rows and budgets of a
+    few cells say nothing about a model at its real length."""
+    longest = max(call.tokens for call in chosen)
+    if longest >= MIN_TOKENS:
+        return list(findings)
+    instead = "too short to judge"
+    evidence = f"calls of {longest:,} tokens; wanted {MIN_TOKENS:,} or more"
+    return [
+        item if item.any_length else replace(item, instead=instead, evidence=f"{item.evidence} ({evidence})")
+        for item in findings
+    ]
 
 
 def facts(chosen: Sequence[CapturedCall], calls: Sequence[CapturedCall], config: Config) -> dict[str, str]:

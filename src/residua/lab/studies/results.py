@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from ..report import Finding
@@ -23,6 +23,14 @@ class Result:
     mean: float
     p99: float
     density: float  # executed pairs over all, probe rows included where they are used
+    budget: float | None = field(
+        default=None, kw_only=True
+    )  # what it might have executed, where it is matched
+
+    @property
+    def over(self) -> float:
+        """How far above its budget it is: every query group keeps a cell, whatever that costs."""
+        return 0.0 if self.budget is None else max(0.0, self.density - self.budget - 1e-9)
 
 
 def models_of(results: Iterable[Result]) -> list[str]:

@@ -15,7 +15,7 @@ from ...grouping.partition import group_tokens
 from ...probes import coverage_weights
 from ...probes import select as select_rows
 from ...reconstruction.probe import apply_fit
-from ...routing import route_cells
+from ...routing import pair_budget, route_cells
 from ...row_error import row_errors
 from ...sizing import resolve
 from ...types import Call, Grouping, Probes, Route
@@ -33,6 +33,7 @@ class Sparse:
     out: Tensor  # [1, 1, Nq, Dv] fp32
     lse: Tensor  # [1, 1, Nq] fp32, of the kept keys
     density: float  # routed pairs over all pairs
+    allowed: float  # what the target leaves for them; every query group keeps a cell, whatever that costs
 
     @property
     def omitted(self) -> Tensor:
@@ -99,8 +100,12 @@ class Subject:
         out, lse = self.backend.attend(
             self.call.q, self.call.k, self.call.v, route, self.call.scale, out_dtype=torch.float32
         )
-        possible = self.call.q.shape[2] * self.call.k.shape[2]
-        found = Sparse(groups, route, out, lse, float(route.pairs.sum()) / possible)
+        call = self.call
+        possible = call.q.shape[2] * call.k.shape[2]
+        allowed = (
+            int(pair_budget(call, config.density, probes)) + call.free_queries.count * call.pinned_keys.count
+        )
+        found = Sparse(groups, route, out, lse, float(route.pairs.sum()) / possible, allowed / possible)
         if grouping is None:
             self._sparse[config] = found
         return found
@@ -111,8 +116,8 @@ class Subject:
         # the operator draws with a seed of its own where a policy has one
         generator = torch.Generator().manual_seed(seed) if policy == "random" else None
         rows, weights = select_rows(
-            grouping.coordinates, labels, grouping.query.groups, count, policy,
-            generator, backend=self.backend,
+            grouping.coordinates, labels, grouping.query.groups, count, policy, generator,
+            order=self.config.probe_order, backend=self.backend,
         )  # fmt: skip
         return self.at(self.rows[rows], weights)
 

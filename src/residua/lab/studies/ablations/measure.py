@@ -60,11 +60,12 @@ class Ablation:
         return self.config.replace(partition=partition, density=density or self.config.density)
 
     def _result(
-        self, table: str, setting: str, errors: tuple[float, float], routed: float, probes: int
+        self, table: str, setting: str, errors: tuple[float, float], sparse: Sparse, probes: int
     ) -> Result:
         captured = self.subject.captured
-        density = routed + probes / captured.tokens
-        return Result(table, setting, captured.model, captured.name, *errors, density)
+        used = probes / captured.tokens
+        executed, budget = sparse.density + used, sparse.allowed + used
+        return Result(table, setting, captured.model, captured.name, *errors, executed, budget=budget)
 
     def _reconstructed(
         self, sparse: Sparse, probes: Probes, rank: int | None = None, subspace: bool = True
@@ -86,10 +87,10 @@ class Ablation:
         }
         for setting, sparse in hard.items():
             errors = subject.errors(sparse.out, self.probes, own)
-            yield self._result(PARTITION_TABLE, setting, errors, sparse.density, 0)
+            yield self._result(PARTITION_TABLE, setting, errors, sparse, 0)
         for setting, (sparse, probes) in reconstructed.items():
             errors = subject.errors(self._reconstructed(sparse, probes), self.probes, own)
-            yield self._result(PARTITION_TABLE, setting, errors, sparse.density, count)
+            yield self._result(PARTITION_TABLE, setting, errors, sparse, count)
 
     def density_sweep(self, densities: Sequence[float] = DENSITIES) -> Iterator[Result]:
         """Table 3; the setting is `method @ density`."""
@@ -104,11 +105,9 @@ class Ablation:
                 grouping = subject.group(self._config("response", density))
                 probes = subject.probes(grouping, kept, "stratified")
                 errors = subject.errors(sparse.out, probes)
-                yield self._result(DENSITY_TABLE, f"{hard} @ {density:g}", errors, sparse.density, 0)
+                yield self._result(DENSITY_TABLE, f"{hard} @ {density:g}", errors, sparse, 0)
                 errors = subject.errors(self._reconstructed(sparse, probes), probes)
-                yield self._result(
-                    DENSITY_TABLE, f"{reconstructed} @ {density:g}", errors, sparse.density, kept
-                )
+                yield self._result(DENSITY_TABLE, f"{reconstructed} @ {density:g}", errors, sparse, kept)
 
     def probe_design(self) -> Iterator[Result]:
         """Table 4, with the response-coupled partition."""
@@ -130,7 +129,7 @@ class Ablation:
             SUBSPACE: stratified,
         }
         for setting, pair in found.items():
-            yield self._result(PROBE_TABLE, setting, pair, self.response.density, count)
+            yield self._result(PROBE_TABLE, setting, pair, self.response, count)
 
     def _uniform(self, count: int) -> Probes:
         """Evenly spread over frames, height and width; over the sequence if the grid is not known."""
@@ -148,12 +147,12 @@ class Ablation:
         for count, probes in sets.items():
             rank = min(self.sizes.residual_rank, count)
             errors = subject.errors(self._reconstructed(self.response, probes, rank), *sets.values())
-            yield self._result(COUNT_TABLE, f"{count}", errors, self.response.density, count)
+            yield self._result(COUNT_TABLE, f"{count}", errors, self.response, count)
         for rank in RANKS:
             if rank <= min(subject.call.v.shape[-1], self.sizes.probes):
                 errors = subject.errors(self._reconstructed(self.response, self.probes, rank), self.probes)
-                routed, count = self.response.density, self.sizes.probes
-                yield self._result(RANK_TABLE, f"{rank}", errors, routed, count)
+                count = self.sizes.probes
+                yield self._result(RANK_TABLE, f"{rank}", errors, self.response, count)
 
     def iterations(self, earlier: tuple[Tensor, Tensor] | None) -> Iterator[Result]:
         """K-means steps from a cold start, and from the centroids of an earlier step of the same site."""
@@ -168,7 +167,7 @@ class Ablation:
     def _iterated(self, setting: str, grouping: Grouping) -> Iterator[Result]:
         sparse = self.subject.sparse(self._config("response"), grouping)
         errors = self.subject.errors(self._reconstructed(sparse, self.probes), self.probes)
-        yield self._result(ITERATION_TABLE, setting, errors, sparse.density, self.sizes.probes)
+        yield self._result(ITERATION_TABLE, setting, errors, sparse, self.sizes.probes)
 
     @property
     def centroids(self) -> tuple[Tensor, Tensor]:
@@ -208,7 +207,7 @@ def in_order(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
     )
 
 
-def site(call: CapturedCall) -> tuple[str, int | str, int, str]:
+def series(call: CapturedCall) -> tuple[str, int | str, int, str]:
     return call.model, call.layer, call.head, call.branch
 
 
@@ -218,7 +217,7 @@ def measure(
 ) -> list[Result]:
     """Every table on every call, one call in memory at a time."""
     ordered = in_order(calls)
-    several_steps = max(Counter(map(site, ordered)).values()) > 1
+    several_steps = max(Counter(map(series, ordered)).values()) > 1
     results: list[Result] = []
     centroids: dict[object, tuple[Tensor, Tensor]] = {}  # of the last call of each site
     for captured in watched(ordered, watch):
@@ -228,8 +227,8 @@ def measure(
         results += ablation.probe_design()
         if not quick:
             results += ablation.probe_budget()
-            earlier = centroids.get(site(captured))
+            earlier = centroids.get(series(captured))
             if earlier is not None or not several_steps:
                 results += ablation.iterations(earlier)
-            centroids[site(captured)] = ablation.centroids
+            centroids[series(captured)] = ablation.centroids
     return results

@@ -9,7 +9,7 @@ from ... import figures
 from ...captures import CapturedCall
 from ...report import Finding, Picture, Report
 from ...tables import Table, pair, share
-from ..common import Watch, facts, few
+from ..common import Watch, facts, few, weighed
 from ..results import Result, average, by_model, compared, models_of, of, settings_of
 from . import measure as ab
 from .measure import measure
@@ -31,10 +31,27 @@ def ablate(
         command=command,
         tables=ablation_tables(results),
         pictures=pictures(results, config.density),
-        findings=ablation_findings(results),
+        warnings=unmatched(results),
+        findings=weighed(ablation_findings(results), chosen),
         facts=facts(chosen, calls, config),
         data={"results": [vars(item) for item in results], "config": config.to_dict()},
     )
+
+
+def unmatched(results: Sequence[Result]) -> list[str]:
+    """A warning where variants that are compared did not execute as many pairs as each other."""
+    over = [item for item in results if item.over > 0]
+    if not over:
+        return []
+    calls = {(item.model, item.call) for item in results}
+    broken = {(item.model, item.call) for item in over}
+    worst = max(over, key=lambda item: item.over)
+    return [
+        f"The budget is not matched in {len(broken)} of {len(calls)} calls: every query group keeps at least "
+        f"one cell, more than the target there allows (worst: {worst.setting}, {worst.model} {worst.call}: "
+        f"{share(worst.density)} of the pairs instead of {share(worst.budget or 0.0)}). Fewer query groups, "
+        "a higher density or longer calls match it."
+    ]
 
 
 def pictures(results: Sequence[Result], density: float) -> list[Picture]:

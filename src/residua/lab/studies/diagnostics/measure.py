@@ -49,6 +49,7 @@ class Fidelity:
     """O2 for one partition at one density, over the rows that are routed."""
 
     partition: str
+    target: float
     density: float  # realised, routed pairs
     retained: float  # mean attention mass kept
     mean: float
@@ -116,7 +117,7 @@ def fidelity(subject: Subject, partition: str, density: float) -> Fidelity:
     retained = (sparse.lse - subject.dense_lse)[0, 0, subject.rows].double().exp().clamp(max=1.0)
     mean, p99 = subject.errors(sparse.out)
     return Fidelity(
-        partition, sparse.density, float(retained.mean()), mean, p99, identity_gap(subject, sparse)
+        partition, density, sparse.density, float(retained.mean()), mean, p99, identity_gap(subject, sparse)
     )
 
 

@@ -14,10 +14,11 @@ from ... import figures
 from ...captures import CapturedCall
 from ...report import Finding, Picture, Report
 from ...tables import Table, share
-from ..common import Watch, facts, few, watched
+from ..common import Watch, facts, few, watched, weighed
 from .measure import MASS, MEMBERS, PARTITIONS, Fidelity, Observed, observe
 
 DENSITIES = (0.12, 0.22, 0.35)
+MARGIN = 0.005  # of an effect: less, or not in most calls, decides nothing
 ALIKE = 0.1  # routes whose omitted mass differs by less than this part of it are compared with each other
 
 
@@ -40,7 +41,7 @@ def analyze(
         command=command,
         tables=[support_table(found), fidelity_table(found), affine_table(found), call_table(found)],
         pictures=pictures(found),
-        findings=findings(found),
+        findings=weighed(findings(found), chosen),
         facts=facts(chosen, calls, config),
         data={"calls": [item.to_dict() for item in found], "config": config.to_dict()},
     )
@@ -74,18 +75,26 @@ def fidelity_table(found: Sequence[Observed]) -> Table:
     cells: dict[tuple[str, str, float], list[Fidelity]] = defaultdict(list)
     for item in found:
         for one in item.fidelities:
-            cells[item.captured.model, one.partition, round(one.density, 2)].append(one)
+            cells[item.captured.model, one.partition, one.target].append(one)
     rows = tuple(
         (
-            f"{model}, {partition} groups", share(fmean(one.density for one in ones)),
+            f"{model}, {partition} groups", share(target, 0), share(fmean(one.density for one in ones)),
             share(fmean(one.retained for one in ones)), f"{fmean(one.mean for one in ones):.4f}",
             f"{fmean(one.p99 for one in ones):.4f}", f"{max(one.identity for one in ones):.1e}",
         )
-        for (model, partition, _), ones in cells.items()
+        for (model, partition, target), ones in cells.items()
     )  # fmt: skip
     return Table(
         "O2: kept mass and error of hard drop",
-        ("model, groups", "routed pairs", "kept mass", "mean error", "p99 error", "identity, worst gap"),
+        (
+            "model, groups",
+            "target",
+            "routed pairs",
+            "kept mass",
+            "mean error",
+            "p99 error",
+            "identity, worst gap",
+        ),
         rows,
         "The last column checks R = p_U (O_U - O_sp) in fp64 against the operator's fp32 outputs, relative "
         "to the row's dense output.",
@@ -186,38 +195,51 @@ def findings(found: Sequence[Observed]) -> list[Finding]:
             f"median expansion {median(expansions):.2f}, from {min(expansions):.2f} to {max(expansions):.2f}",
         ),
         Finding("O2: routes that keep the same mass differ in their error", gap, evidence),
-        Finding("O2: R = p_U (O_U - O_sp)", worst < 1e-4, f"largest relative gap {worst:.1e}, fp32 outputs"),
+        Finding(
+            "O2: R = p_U (O_U - O_sp)", worst < 1e-4, f"largest relative gap {worst:.1e}, fp32 outputs",
+            any_length=True,
+        ),
         *_affine_findings(found),
     ]  # fmt: skip
 
 
 def _affine_findings(found: Sequence[Observed]) -> list[Finding]:
-    """Judged model by model, as the paper does: the mean of fractions, the median of energy ratios."""
+    """Decided model by model, as the paper does: the mean of fractions, the median of energy ratios."""
     gains, ratios = {}, {}
     for model, items in per_model(found).items():
         pairs = [(item.affines["semantic"], item.affines["response"]) for item in items]
         gains[model] = [after.explained - before.explained for before, after in pairs]
-        ratios[model] = [after.orthogonal / before.orthogonal for before, after in pairs]
-    more = [fmean(values) > 0 for values in gains.values()]
-    less = [median(values) < 1 for values in ratios.values()]
+        ratios[model] = [after.orthogonal / before.orthogonal - 1 for before, after in pairs]
+    more = [_clearly(values, fmean(values), MARGIN) for values in gains.values()]
+    less = [_clearly([-x for x in values], -median(values), MARGIN) for values in ratios.values()]
     points = ", ".join(
         f"{model} {100 * fmean(values):+.1f} points, up in {sum(x > 0 for x in values)} of {len(values)}"
         for model, values in gains.items()
     )
     energies = ", ".join(
-        f"{model} x {median(values):.3f}, down in {sum(x < 1 for x in values)} of {len(values)}"
+        f"{model} x {1 + median(values):.3f}, down in {sum(x < 0 for x in values)} of {len(values)}"
         for model, values in ratios.items()
     )
     return [
-        Finding(
-            "O3: response-coupled groups leave a more affine residual", all(more), points,
-            mixed=any(more) and not all(more),
-        ),
-        Finding(
-            "O3: and less energy outside the affine space", all(less), energies,
-            mixed=any(less) and not all(less),
-        ),
-    ]  # fmt: skip
+        _over_models("O3: response-coupled groups leave a more affine residual", more, points),
+        _over_models("O3: and less energy outside the affine space", less, energies),
+    ]
+
+
+def _clearly(values: Sequence[float], middle: float, margin: float) -> bool | None:
+    """Whether values are above zero: by a margin in the middle and for most calls. None if neither that nor
+    the opposite is so."""
+    if middle > margin and 2 * sum(value > 0 for value in values) > len(values):
+        return True
+    if middle < -margin and 2 * sum(value < 0 for value in values) > len(values):
+        return False
+    return None
+
+
+def _over_models(claim: str, decided: Sequence[bool | None], evidence: str) -> Finding:
+    if all(answer is None for answer in decided):
+        return Finding(claim, None, f"{evidence}; within {share(MARGIN)}", instead="no clear difference")
+    return Finding(claim, all(decided), evidence, mixed=len(set(decided)) > 1)
 
 
 def _unlike(found: Sequence[Observed]) -> tuple[bool | None, str]:

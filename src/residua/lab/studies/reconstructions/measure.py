@@ -13,7 +13,6 @@ from torch import Tensor
 from ....accounting import Receipt
 from ....attention import attention
 from ....config import Config
-from ....reconstruction import RECONSTRUCTIONS
 from ....sizing import Sizes, resolve
 from ...captures import CapturedCall
 from ..common import Watch, watched
@@ -70,30 +69,28 @@ class Bench:
         )  # fmt: skip
 
     def _measured(self, config: Config) -> tuple[tuple[float, float], Receipt]:
-        key = settled(config, resolve(config, self.subject.call))
+        key = as_resolved(config, resolve(config, self.subject.call))
         if key not in self._done:
             call, captured = self.subject.call, self.subject.captured
             out, receipt = attention(
                 call.q, call.k, call.v, config, scale=captured.scale, pinned_keys=captured.text,
                 exact_queries=captured.text_queries, return_receipt=True,
             )  # fmt: skip
-            self._done[key] = self.subject.errors_at(out, self.probed(config)), receipt
+            self._done[key] = self.subject.errors_at(out, probed(receipt)), receipt
         return self._done[key]
 
-    def probed(self, config: Config) -> Tensor:
-        """The rows that a call computes exactly as its probes, found anew.  # [M] int64"""
-        count = resolve(config, self.subject.call).probes
-        if not count:
-            return torch.empty(0, dtype=torch.long)
-        policy = RECONSTRUCTIONS[config.reconstruction].policy(config)
-        return self.subject.probes(self.subject.group(config), count, policy).rows.flatten()
+
+def probed(receipt: Receipt) -> Tensor:
+    """The rows that a call has computed exactly as its probes.  # [M] int64"""
+    rows = receipt.probe_rows
+    return torch.empty(0, dtype=torch.long) if rows is None else rows.flatten()
 
 
 def at(reconstruction: str, density: float) -> str:
     return f"{reconstruction} @ {density:g}"
 
 
-def settled(config: Config, sizes: Sizes) -> Config:
+def as_resolved(config: Config, sizes: Sizes) -> Config:
     """What the call makes of a config: two that settle on the same are the same call."""
     return config.replace(
         query_groups=sizes.query_groups, kv_groups=sizes.kv_groups, probes=sizes.probes,

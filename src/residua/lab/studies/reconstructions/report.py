@@ -11,7 +11,7 @@ from ... import figures
 from ...captures import CapturedCall
 from ...report import Finding, Picture, Report
 from ...tables import Table, pair, share
-from ..common import Watch, facts, few
+from ..common import Watch, facts, few, weighed
 from ..estimates.report import estimate_findings, estimate_picture, estimate_table
 from ..results import ALL, average, models_of, of, settings_of
 from .measure import AS_IT_IS, COMPARED, COMPARISON, DENSITIES, INGREDIENTS, Run, at, measure
@@ -50,7 +50,7 @@ def compare_reconstructions(
             estimate_table(results),
         ],
         pictures=pictures(results),
-        findings=[*reconstruction_findings(results), *estimate_findings(results)],
+        findings=weighed([*reconstruction_findings(results), *estimate_findings(results)], chosen),
         facts=facts(chosen, calls, config)
         | {
             "density": f"targets {', '.join(share(density, 0) for density in DENSITIES)}; ingredients at "
@@ -230,7 +230,7 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
             ]
             for reconstruction in COMPARED
         }
-        for model in models[:3]
+        for model in models
         for place, name in enumerate(("mean", "p99"))
     }
     return [

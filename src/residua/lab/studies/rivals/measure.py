@@ -15,11 +15,9 @@ from ....row_error import row_errors
 from ....types import Partition, Route, Rows
 from ...captures import CapturedCall
 from ...rivals import Outcome, Rival, Task
-from ...rivals.response import probe_rows
 from ..common import Watch, watched
 
 WARM_UP_TOKENS = 512
-PROBING = ("probe", "anchored")  # reconstructions of the rivals that compute some rows exactly
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Measurement:
     products: dict[str, int]
     mean: float  # relative row error, all rows
     p99: float
-    held_out_mean: float  # rows that neither SparsePR nor anchored has probed
+    held_out_mean: float  # rows that no method of the study has probed
     held_out_p99: float
     skipped_mass: float | None  # mean over rows; None if the method has no cells of its own
     cpu_seconds: float  # of the process, for the whole method, grouping included
@@ -59,14 +57,14 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudySettings:
     density: float = 0.22
     repeats: int = 1
     backend: str = "auto"
     groups: tuple[int, int] | None = None  # query and K/V groups of all methods; None: as Residua takes
 
 
-def task_of(captured: CapturedCall, settings: Settings) -> Task:
+def task_of(captured: CapturedCall, settings: StudySettings) -> Task:
     """The call among its video tokens. Text tokens are left out, rows and keys alike: methods treat them
     differently, and here only the routing of the rest is compared."""
     q, k, v = captured.load()
@@ -109,19 +107,23 @@ def timed(rival: Rival, task: Task, repeats: int) -> tuple[Outcome, tuple[float,
 
 
 def measure(
-    captured: CapturedCall, rivals: Sequence[Rival], settings: Settings
+    captured: CapturedCall, rivals: Sequence[Rival], settings: StudySettings
 ) -> Iterator[Measurement | Refusal]:
     """All rivals on one call, in turn."""
     with torch.no_grad():
         task = task_of(captured, settings)
         dense, lse = dense_reference(task)
-        probes = probe_rows(task, *PROBING)
+        done = []
         for rival in rivals:
             reason = rival.refuses(task)
             if reason:
                 yield Refusal(captured.model, rival.name, reason)
-                continue
-            outcome, seconds = timed(rival, task, settings.repeats)
+            else:
+                done.append((rival, *timed(rival, task, settings.repeats)))
+        # held out from all methods: rows to which some method has seen the answer
+        probed = [outcome.probe_rows for _, outcome, _ in done if outcome.probe_rows is not None]
+        probes = torch.cat(probed, -1) if probed else None
+        for rival, outcome, seconds in done:
             yield _measured(captured, rival, task, outcome, seconds, (dense, lse, probes))
 
 
@@ -151,7 +153,7 @@ def _measured(
     )  # fmt: skip
 
 
-def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: Settings) -> None:
+def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: StudySettings) -> None:
     """Runs everything once on a few tokens, so that no method pays for what a process does only once."""
     task = task_of(captured, settings)
     few = slice(0, WARM_UP_TOKENS)
@@ -167,7 +169,7 @@ def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: Settings)
 def measure_all(
     calls: Sequence[CapturedCall],
     rivals: Sequence[Rival],
-    settings: Settings,
+    settings: StudySettings,
     watch: Watch | None = None,
 ) -> tuple[list[Measurement], list[Refusal]]:
     """Every rival on every call; `watch` hears how many calls are done, and which is next."""

@@ -11,14 +11,14 @@ from ... import figures
 from ...report import Finding, Picture, Report
 from ...rivals import RIVALS, find
 from ...tables import Table, share
-from .measure import Measurement, Refusal, Settings
+from .measure import Measurement, Refusal, StudySettings
 
-PAPER, OURS = "sparsepr", "anchored"
+PAPER, OURS = "paper", "anchored"
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
 COST_COLUMNS = ("method", "charged", "density", "skipped mass", "beside", "grouping", "CPU ms")
 ERROR_NOTE = (
-    "norm(out - dense) / norm(dense) per row, averaged over calls. Held-out: rows that neither SparsePR nor "
-    "anchored has probed. Won: calls with a lower mean error than SparsePR's on those rows."
+    "norm(out - dense) / norm(dense) per row, averaged over calls. Held-out: rows that no method "
+    "has probed. Won: calls with a lower mean error than SparsePR's on those rows."
 )
 COST_NOTE = (
     "Charged: what counts against the target. Density: exact query-key pairs. Skipped mass: attention that "
@@ -163,7 +163,7 @@ def bars_of(found: Sequence[Measurement], model: str) -> list[tuple[str, float, 
 
 
 def make_report(
-    found: Sequence[Measurement], refused: Sequence[Refusal], settings: Settings, command: str
+    found: Sequence[Measurement], refused: Sequence[Refusal], settings: StudySettings, command: str
 ) -> Report:
     names = list(dict.fromkeys(item.method for item in found))
     calls = len({(item.model, item.call) for item in found})

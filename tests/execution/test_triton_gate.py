@@ -16,9 +16,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import residua
 import residua.execution.triton as package
 from residua.errors import BackendError
-from residua.execution import compile_gate as gate
-from residua.execution.compile_cases import Case, cases, empty, route, tokens
-from residua.execution.triton import TritonBackend
+from residua.execution.triton import TritonBackend, gate
+from residua.execution.triton.gate_cases import Case, cases, empty, route, tokens
 from residua.execution.triton.shapes import Tiles
 
 # operations that wait for the device on CUDA: each reads a value to the host
@@ -125,13 +124,13 @@ def test_the_gate_refuses_what_it_cannot_judge(monkeypatch):
         gate.run_gate()
 
 
-def test_the_plan_is_small_at_75600_tokens_and_40_heads():
-    from residua.execution.triton.plan import plan_attention
+def test_the_schedule_is_small_at_75600_tokens_and_40_heads():
+    from residua.execution.triton.schedule import schedule_tiles
 
     with launches():
-        plan = plan_attention(route(), 128, 64)
-    assert plan.runs.device.type == "meta"
-    assert plan.bytes < 64 << 20
+        schedule = schedule_tiles(route(), 128, 64)
+    assert schedule.runs.device.type == "meta"
+    assert schedule.bytes < 64 << 20
 
 
 class Operations(TorchDispatchMode):

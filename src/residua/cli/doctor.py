@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from .. import doctor as doctoring
@@ -37,7 +38,7 @@ def doctor(
 
 
 def _compile_kernels(page: Path | None) -> None:
-    from ..execution import compile_gate as gate
+    from ..execution.triton import gate
 
     with console.status("compiling the GPU kernels ..."):
         rows = gate.run_gate()
@@ -63,6 +64,6 @@ def _print_report(facts: dict[str, Any]) -> None:
     table = Table("backend", "state", "what it is", title="Backends, best first")
     for state in facts["backends"]:
         missing = state["reason"]
-        mark = "[green]available[/green]" if missing is None else f"[yellow]no:[/yellow] {missing}"
-        table.add_row(state["name"], mark, state["summary"])
+        mark = "[green]available[/green]" if missing is None else f"[yellow]no:[/yellow] {escape(missing)}"
+        table.add_row(state["name"], mark, escape(state["summary"]))
     console.print(table)

@@ -18,8 +18,8 @@ from cases import (
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
 from residua.execution.triton.drift import drift_rows
-from residua.execution.triton.plan import plan_attention
 from residua.execution.triton.rows import split_keys
+from residua.execution.triton.schedule import schedule_tiles
 from residua.execution.triton.shapes import FALLBACK_PROCESSORS
 from residua.types import DRIFT_MOST, ExtraKeys, Partition, Route
 
@@ -189,25 +189,25 @@ def test_large_logits_stay_finite_and_nan_reaches_only_the_rows_that_see_it():
     assert torch.equal(out[0, 0, ~sees], clean[0, 0, ~sees])
 
 
-def test_the_plan_lists_the_merged_runs():
+def test_the_schedule_lists_the_merged_runs():
     kv = Partition.from_labels(
         torch.arange(600).div(2, rounding_mode="floor")[None, None], 300
     )  # 2 keys each
     query = ragged(1, 2, 90, 4, loose=True)
     cells = torch.rand(1, 2, 4, 300, generator=generator(3)) < 0.6
     cells[0, 0, 1], cells[0, 0, 2] = True, torch.arange(300) % 2 == 0  # one run; as many runs as can be
-    plan = plan_attention(Route(query, kv, cells), 16, 8)
+    schedule = schedule_tiles(Route(query, kv, cells), 16, 8)
     for h in range(2):
         for a in range(4):
             kept = cells[0, h, a].repeat_interleave(2).int()
             edges = torch.nn.functional.pad(kept, (1, 1)).diff()
             starts, stops = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
-            assert torch.equal(plan.runs[0, h, a, : len(starts), 0].long(), starts)
-            assert torch.equal(plan.runs[0, h, a, : len(stops), 1].long(), stops)
-            assert plan.key_tiles[0, h, a] == ((stops - starts + 7) // 8).sum()
+            assert torch.equal(schedule.runs[0, h, a, : len(starts), 0].long(), starts)
+            assert torch.equal(schedule.runs[0, h, a, : len(stops), 1].long(), stops)
+            assert schedule.key_tiles[0, h, a] == ((stops - starts + 7) // 8).sum()
         covered = torch.zeros(90, dtype=torch.long)
         for group, start, stop in zip(
-            plan.tile_group[0, h], plan.tile_start[0, h], plan.tile_stop[0, h], strict=True
+            schedule.tile_group[0, h], schedule.tile_start[0, h], schedule.tile_stop[0, h], strict=True
         ):
             covered[start:stop] += 1
             if start < stop and group < 4:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...types import ExtraKeys, Route
 from .drift import drift_rows
 from .permute import gather_rows
-from .plan import plan_attention
+from .schedule import schedule_tiles
 from .shapes import Tiles, padded, precision
 from .softmax import fold
 
@@ -215,8 +215,8 @@ def attend(
     width = max(padded(dim), padded(value_dim))
     drift = extra.drift if extra is not None else None
     size = tiles_for(width, q.dtype, extra is not None, drift is not None)
-    plan = plan_attention(route, size.rows, size.keys)
-    tiles = plan.tile_group.shape[-1]
+    schedule = schedule_tiles(route, size.rows, size.keys)
+    tiles = schedule.tile_group.shape[-1]
     weighted = (extra.keys, extra.values, extra.log_weight) if extra is not None else (q, q, q)
     moved = (*drift_rows(q, drift, route.query), drift.slope) if drift is not None else (q, q, q)
     rank = drift.basis.shape[-1] if drift is not None else 0
@@ -227,11 +227,11 @@ def attend(
         out,
         lse,
         route.query.order.contiguous(),
-        plan.runs,
-        plan.key_tiles,
-        plan.tile_group,
-        plan.tile_start,
-        plan.tile_stop,
+        schedule.runs,
+        schedule.key_tiles,
+        schedule.tile_group,
+        schedule.tile_start,
+        schedule.tile_stop,
         *(t.contiguous() if extra is not None else t for t in weighted),
         *(t.float().contiguous() if drift is not None else t for t in moved),
         heads,
@@ -241,7 +241,7 @@ def attend(
         route.cells.shape[2],
         extra.keys.shape[3] if extra is not None else 0,
         rank,
-        plan.runs.shape[3],
+        schedule.runs.shape[3],
         tiles,
         *q.stride(),
         scale * math.log2(math.e),

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..types import Drift, ExtraKeys, Partition, Route
-from .triton import TritonBackend
+from ...types import Drift, ExtraKeys, Partition, Route
+from .backend import TritonBackend
 
 TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, PROBES, RANK = 75600, 40, 300, 1000, 64, 16
 EXTRA_KEYS, SLOTS = 65, 128
@@ -81,7 +81,7 @@ def _kmeans(rank: int, masked: bool, backend: TritonBackend) -> None:
 
 
 def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
-    from .triton.permute import scatter_rows
+    from .permute import scatter_rows
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from ..errors import BackendError
-from .compile_cases import Case, cases
-from .triton import TritonBackend
-from .triton.backend import interpreting
+from ...errors import BackendError
+from .backend import TritonBackend, interpreting
+from .gate_cases import Case, cases
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""The plan of a sparse attention call, built on the device in tensors of fixed size: nothing is read back.
+"""Which tiles a sparse attention call computes, as tensors of fixed size: built on the device, not read back.
 
 Kept K/V groups that lie side by side are merged into runs of tokens of the group-major layout. A row of runs
 has room for the worst case, every second group kept, so its size depends on shapes alone.
@@ -19,7 +19,7 @@ from .shapes import cdiv
 
 
 @dataclass(frozen=True)
-class Plan:
+class TileSchedule:
     runs: Tensor  # [B, H, Cq, room, 2] int32: first token and end of each merged run
     key_tiles: Tensor  # [B, H, Cq] int32: tiles of `tile_keys` keys in those runs
     tile_group: (
@@ -90,7 +90,7 @@ def runs_kernel(
     tl.store(KEY_TILES + row, tiles)
 
 
-def plan_attention(route: Route, tile_rows: int, tile_keys: int) -> Plan:
+def schedule_tiles(route: Route, tile_rows: int, tile_keys: int) -> TileSchedule:
     """The runs of every query group and the tiles of every head, for a kernel with tiles of that size."""
     batch, heads, cq, ck = route.cells.shape
     device = route.cells.device
@@ -113,7 +113,9 @@ def plan_attention(route: Route, tile_rows: int, tile_keys: int) -> Plan:
             BC=256,
             num_warps=4,
         )
-    return Plan(runs, key_tiles, *_tile_rows(route.query.offsets, route.query.order.shape[-1], tile_rows))
+    return TileSchedule(
+        runs, key_tiles, *_tile_rows(route.query.offsets, route.query.order.shape[-1], tile_rows)
+    )
 
 
 def _tile_rows(offsets: Tensor, count: int, tile_rows: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError
+from ..subspace import leading_basis, leading_factor
 from ..types import Call, ExtraKeys, Partition, Route
 from . import torch_primitives as plain
 
@@ -87,6 +88,16 @@ class Backend:
         """
         return plain.kmeans_step(x, centres, valid)
 
+    def lloyd(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`steps` Lloyd steps, at least one; what is not finite counts as 0. Arguments and results are those
+        of `kmeans_step`."""
+        x, centres = self.only_finite(x), self.only_finite(centres)
+        for _ in range(steps):
+            labels, centres, sizes = self.kmeans_step(x, centres, valid)
+        return labels, centres, sizes
+
     def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
         """Rows of x [B, H, N, D] in the order [B, H, M] of token indices -> contiguous [B, H, M, D]."""
         return plain.gather_rows(x, order)
@@ -122,14 +133,16 @@ class Backend:
 
     def slot_means(
         self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
-        scale: float,
+        scale: float, near: Tensor | None = None, single: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Softmax-weighted mean key and value of the K/V groups that share a slot, at every anchor.
 
         Key j of a group in slot t weighs exp(scale * anchor . k_j - log_mass[t]) there, where `log_mass` is
-        the log-sum-exp over all keys of the slot.
+        the log-sum-exp over all keys of the slot. Where `near` is given, a slot below `single` holds one
+        group of an anchor, and a group b in any other is in slot `single + near[b]`.
 
-        anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none), log_mass [B, H, Cq, T] fp32
+        anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none), log_mass [B, H, Cq, T] fp32,
+        near [B, Hkv, Ck] int64 below T - single
         -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
         """
         return plain.slot_means(anchors, k, v, kv, slots, log_mass, scale)
@@ -181,6 +194,15 @@ class Backend:
         matrix [..., n, n] fp64 -> values [..., n], vectors [..., n, n] in columns
         """
         return plain.eigh(matrix)
+
+    def leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
+        """Orthonormal columns that span about the `rank` leading eigenvectors of matrix [..., n, n]."""
+        return leading_basis(matrix.double(), rank)
+
+    def leading_factor(self, metric: Tensor, rank: int) -> Tensor:
+        """F with F F^T = the metric [..., D, D] in its leading space, over its mean eigenvalue there; any
+        rotation of its columns will do.  # [..., D, rank] fp32"""
+        return leading_factor(metric, rank)
 
     def fit_repair(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from ..subspace import leading_basis
 from ..types import Call, Drift, ExtraKeys, Grouping, Partition
 from .slots import Slots
 
@@ -19,8 +18,9 @@ def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Bac
     """One extra key per slot that is exact at the anchor, to first order around it."""
     anchors = grouping.anchors
     keys, values = backend.slot_means(
-        anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale
-    )
+        anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale,
+        slots.near, slots.single,
+    )  # fmt: skip
     weight = slots.log_mass - call.scale * (anchors[..., None, :] @ keys.mT)[..., 0, :]
     return ExtraKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
 
@@ -55,7 +55,7 @@ def directions(call: Call, grouping: Grouping, rank: int, backend: Backend) -> t
     mean = cov.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     eye = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
     root = torch.linalg.cholesky_ex(cov + (FLOOR * mean).clamp(min=torch.finfo(torch.float32).tiny) * eye).L
-    leading = leading_basis(root.mT @ spread @ root, rank)
+    leading = backend.leading_basis(root.mT @ spread @ root, rank)
     to_key = torch.linalg.solve_triangular(root.mT, leading, upper=True)
     return (call.scale * (root @ leading)).float(), to_key.float()
 

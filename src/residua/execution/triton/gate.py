@@ -140,7 +140,8 @@ def _measure(kernel: Any, label: str, arch: int) -> Compiled:
     )
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
+    """Path of a program of the CUDA toolkit that comes with Triton."""
     from triton.backends import nvidia
 
     return str(Path(nvidia.__file__).parent / "bin" / name)
@@ -151,7 +152,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
         shown = subprocess.run(
-            [_tool("cuobjdump"), "-res-usage", str(path)], capture_output=True, text=True, check=True
+            [tool("cuobjdump"), "-res-usage", str(path)], capture_output=True, text=True, check=True
         )
     found = {
         name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", shown.stdout + shown.stderr)
@@ -164,7 +165,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def _spills(ptx: str, arch: int) -> int:
     target = re.search(r"\.target (sm_\w+)", ptx)
     assert target is not None
-    assembler = _tool("ptxas-blackwell" if arch >= 100 else "ptxas")
+    assembler = tool("ptxas-blackwell" if arch >= 100 else "ptxas")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx)

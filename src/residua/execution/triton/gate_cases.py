@@ -49,6 +49,7 @@ def cases() -> list[Case]:
             for kind in ("", ", extra keys", ", drift"):
                 found.append(Case(label + kind, partial(_attend, dim, dtype, kind)))
             found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
+            found.append(Case(f"{label}, key mask", partial(_split, dim, dtype)))
     return found
 
 
@@ -121,6 +122,12 @@ def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     x = tokens(dim, dtype)
     mask = empty(1, TOKENS, dtype=torch.bool)
     backend.attend_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, mask, 0.1)
+
+
+def _split(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    x, mask = tokens(dim, dtype), empty(1, TOKENS, dtype=torch.bool)
+    kept = empty(1, HEADS, PROBES, KV_GROUPS, dtype=torch.bool)
+    backend.split_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, partition(KV_GROUPS), kept, mask, 0.1)
 
 
 def _repair(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:

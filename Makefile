@@ -35,7 +35,7 @@ format: $(INSTALLED)
 install: $(INSTALLED)
 
 # Installed again when the package's metadata or its C++ sources change.
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/residua/execution/native/*)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/residua/execution/native/src/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(PIP) --editable '.[all]'

@@ -16,7 +16,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCES = Path("src/residua/execution/native")
+SOURCES = Path("src/residua/execution/native/src")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread"]
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own AVX-512 headers
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
@@ -90,7 +90,7 @@ class BuildNative(build_ext):
 setup(
     ext_modules=[
         Extension(
-            "residua.execution._native",
+            "residua.execution.native._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             language="c++",

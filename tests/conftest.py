@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 
-from residua.execution import backends, select
+from residua.execution import backends, choose_backend
 
 sys.path.insert(0, str(Path(__file__).with_name("support")))
 torch.set_num_threads(1)  # pytest-xdist runs several workers; more threads would fight over the cores
@@ -28,8 +28,8 @@ def every_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         pytest.skip(f"{request.param}: {reason}")
 
     def chosen(name, demand):
-        return select(request.param if name == "portable" else name, demand)
+        return choose_backend(request.param if name == "portable" else name, demand)
 
     # by its module name: the package gives that name to the function
-    monkeypatch.setattr(importlib.import_module("residua.attention"), "select", chosen)
+    monkeypatch.setattr(importlib.import_module("residua.attention"), "choose_backend", chosen)
     return request.param

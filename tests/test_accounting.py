@@ -11,12 +11,12 @@ from oracle import paper, qkv, random_route, route_mask, small
 
 from residua import Config, Partition, Route, attention
 from residua.accounting import Pairs, count_pairs
-from residua.clock import Clock
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
-from residua.inputs import judge
+from residua.inputs import validate
 from residua.routing import route_cells
 from residua.sizing import resolve
+from residua.stopwatch import Stopwatch
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from residua.sizing import resolve
 )  # fmt: skip
 def test_probe_fractions_of_the_papers_table(model, queries, fraction):
     tokens = torch.zeros(1, 1, 1, 1).expand(1, 1, queries, 64)
-    call = judge(tokens, tokens, tokens)
+    call = validate(tokens, tokens, tokens)
     probes = resolve(Config.paper(), call).probes
     one = Partition.from_labels(torch.zeros(1, 1, queries, dtype=torch.long), 1)
     route = Route(one, one, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
@@ -40,7 +40,7 @@ def test_executed_density_is_routed_density_plus_probe_share(density):
     q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=400, keys=350)
     config = paper(density=density)
     _, receipt = attention(q, k, v, config, return_receipt=True)
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
     route = route_cells(call, grouping, density, 16, config.score, Backend())
     rho_route = route_mask(route, 400, 350).double().mean((-2, -1))
@@ -117,28 +117,23 @@ def test_receipts_are_frozen_and_serialise():
         receipt.error = 0.0
 
 
-STAGES = {  # in the order in which they run
-    "none": ["grouping", "routing", "attention", "repair", "exact rows"],
-    "probe": ["grouping", "routing", "probes", "attention", "repair", "exact rows"],
-    "tail": ["grouping", "routing", "tail", "probes", "attention", "repair", "exact rows"],
-    "anchored": ["grouping", "routing", "tail", "probes", "attention", "repair", "exact rows"],
-}
+STAGES = ["grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows"]
 
 
-@pytest.mark.parametrize("repair, stages", STAGES.items())
-def test_time_per_stage_only_when_asked(repair, stages):
+@pytest.mark.parametrize("reconstruction", ["none", "probe", "tail", "anchored"])
+def test_time_per_stage_only_when_asked(reconstruction):
     q, k, v = qkv()
-    config = small(repair=repair)
+    config = small(reconstruction=reconstruction)
     assert attention(q, k, v, config, return_receipt=True)[1].timings is None
     timings = attention(q, k, v, config, return_receipt=True, profile=True)[1].timings
-    assert list(timings.seconds) == stages and all(value >= 0 for value in timings.seconds.values())
+    assert list(timings.seconds) == STAGES and all(value >= 0 for value in timings.seconds.values())
     assert timings.total == pytest.approx(sum(timings.seconds.values()))
 
 
 def test_a_clock_adds_up_stages_of_the_same_name(monkeypatch):
     ticks = iter([1.0, 3.0, 10.0, 14.0])
-    monkeypatch.setattr("residua.clock.time.perf_counter", lambda: next(ticks))
-    clock = Clock(True, torch.device("cpu"))
+    monkeypatch.setattr("residua.stopwatch.time.perf_counter", lambda: next(ticks))
+    clock = Stopwatch(True, torch.device("cpu"))
     for _ in range(2):
         with clock.stage("work"):
             pass
@@ -152,7 +147,7 @@ def test_density_of_nothing_is_zero():
 
 
 def test_no_route_means_every_pair_was_evaluated():
-    call = judge(*qkv(queries=30, keys=40))
+    call = validate(*qkv(queries=30, keys=40))
     pairs = count_pairs(call, None, 0)
     assert (pairs.exact == 1200).all() and (pairs.density() == 1).all()
 
@@ -160,6 +155,31 @@ def test_no_route_means_every_pair_was_evaluated():
 def test_routed_pairs_of_a_given_route():
     q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=90, keys=110)
     route = random_route(2, 4, 2, lowest=-1)
-    pairs = count_pairs(judge(q, k, v), route, 3)
+    pairs = count_pairs(validate(q, k, v), route, 3)
     assert torch.equal(pairs.routed, route_mask(route, 90, 110).sum((-2, -1)))
     assert (pairs.probe == 330).all()
+
+
+def test_a_receipt_is_short_and_compares():
+    q, k, v = qkv()
+    first, second = (
+        attention(q, k, v, small(), return_receipt=True, profile=profile)[1] for profile in (True, False)
+    )
+    assert first == second and first != attention(q, k, v, small(density=0.6), return_receipt=True)[1]
+    assert first != "a receipt"
+    text = str(first)
+    assert text.startswith("Receipt: cost ") and "estimated error" in text and len(text) < 120
+
+
+def test_a_large_error_is_noted():
+    q, k, v = qkv(1, 2, 2, 400, 400)
+    _, receipt = attention(q, k, v, small(density=0.3), return_receipt=True)
+    assert receipt.error > 0.2 and any("is large" in note and "max_error" in note for note in receipt.notes)
+    _, receipt = attention(q, k, v + 3, small(density=0.3), return_receipt=True)
+    assert receipt.error < 0.2 and not any("is large" in note for note in receipt.notes)
+
+
+def test_exchanged_heads_and_tokens_are_noted():
+    q = torch.zeros(1, 300, 4, 8)
+    _, receipt = attention(q, q, q, small(), return_receipt=True)
+    assert any("[B, N, H, D]" in note and "transpose(1, 2)" in note for note in receipt.notes)

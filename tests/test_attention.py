@@ -26,8 +26,8 @@ import residua
 from residua import Config, attention
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
-from residua.inputs import judge
-from residua.repair import REPAIRS
+from residua.inputs import validate
+from residua.reconstruction import RECONSTRUCTIONS
 from residua.routing import route_cells
 from residua.sizing import resolve
 
@@ -35,7 +35,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def stages(q, k, v, config):
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
     probes = resolve(config, call).probes
     return grouping, route_cells(call, grouping, config.density, probes, config.score, Backend())
@@ -69,7 +69,7 @@ def test_the_output_is_the_papers_formula(partition, subspace, dim, value_dim):
 @pytest.mark.parametrize("score", ["mass", "centroid"])
 def test_without_repair_it_is_hard_drop(score):
     q, k, v = qkv(2, 4, 2, 300, 280)
-    config = small(repair="none", score=score)
+    config = small(reconstruction="none", score=score)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     _, route = stages(q, k, v, config)
     wanted, _ = masked_attention(q, k, v, route_mask(route, 300, 280))
@@ -81,12 +81,12 @@ def test_without_repair_it_is_hard_drop(score):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries, keys", [(1, 1), (2, 3), (63, 63), (97, 63), (130, 257), (1025, 97)])
 @pytest.mark.parametrize("backend", ["portable", "reference"])
-@pytest.mark.parametrize("repair", ["probe", "anchored"])
-def test_density_one_is_dense(dtype, queries, keys, backend, repair):
+@pytest.mark.parametrize("reconstruction", ["probe", "anchored"])
+def test_density_one_is_dense(dtype, queries, keys, backend, reconstruction):
     q, k, v = qkv(2, 2, 1, queries, keys, 12, 20, dtype=dtype)
     dense, _ = masked_attention(q, k, v)
     out, receipt = attention(
-        q, k, v, Config(density=1.0, backend=backend, repair=repair), return_receipt=True
+        q, k, v, Config(density=1.0, backend=backend, reconstruction=reconstruction), return_receipt=True
     )
     plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert out.dtype == dtype and out.shape == (2, 2, queries, 20)
@@ -94,12 +94,14 @@ def test_density_one_is_dense(dtype, queries, keys, backend, repair):
     assert receipt.density == 1.0 and receipt.pairs.probe == 0 and receipt.routing_products == 0
 
 
-@pytest.mark.parametrize("repair", sorted(REPAIRS))
+@pytest.mark.parametrize("reconstruction", sorted(RECONSTRUCTIONS))
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 40), st.sampled_from([0.3, 0.9]))
-def test_one_cell_of_everything_is_dense_and_repair_changes_nothing(repair, seed, queries, keys, density):
-    """With one K/V group every row sees every key: the residual is zero, and so is its repair."""
+def test_one_cell_of_everything_is_dense_and_repair_changes_nothing(
+    reconstruction, seed, queries, keys, density
+):
+    """With one K/V group every row sees every key: the residual is zero, and so is its reconstruction."""
     q, k, v = qkv(1, 1, 1, queries, keys, 4, seed=seed)
-    config = small(repair=repair, kv_groups=1, query_groups=min(8, queries), density=density)
+    config = small(reconstruction=reconstruction, kv_groups=1, query_groups=min(8, queries), density=density)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert worst(out, masked_attention(q, k, v)[0]) < 1e-5
     assert receipt.pairs.routed == queries * keys
@@ -109,10 +111,10 @@ def test_one_cell_of_everything_is_dense_and_repair_changes_nothing(repair, seed
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries, keys", [(1, 1), (2, 2), (63, 97), (1025, 1025), (257, 64), (1, 700)])
 @pytest.mark.parametrize("density", [0.22, 0.6])
-@pytest.mark.parametrize("repair", ["probe", "tail", "anchored"])
-def test_any_length_gives_a_finite_output_of_the_right_type(dtype, queries, keys, density, repair):
+@pytest.mark.parametrize("reconstruction", ["probe", "tail", "anchored"])
+def test_any_length_gives_a_finite_output_of_the_right_type(dtype, queries, keys, density, reconstruction):
     q, k, v = qkv(1, 2, 1, queries, keys, dtype=dtype)
-    config = Config(density=density, backend="portable", repair=repair)
+    config = Config(density=density, backend="portable", reconstruction=reconstruction)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert out.shape == q.shape and out.dtype == dtype and out.isfinite().all() and out.is_contiguous()
     assert 0 < receipt.density <= 1
@@ -208,9 +210,11 @@ def test_heads_and_batches_do_not_see_each_other():
 def test_more_density_means_less_error():
     q, k, v = qkv(queries=600)
     dense, _ = masked_attention(q, k, v)
-    for repair in ("none", "probe", "tail", "anchored"):
+    for reconstruction in ("none", "probe", "tail", "anchored"):
         errors = [
-            float((attention(q, k, v, small(density=d, repair=repair)).double() - dense).norm())
+            float(
+                (attention(q, k, v, small(density=d, reconstruction=reconstruction)).double() - dense).norm()
+            )
             for d in (0.15, 0.35, 0.6, 0.9)
         ]
         assert errors == sorted(errors, reverse=True)

@@ -12,7 +12,7 @@ from oracle import expand_heads, masked_attention, qkv, small, worst
 from residua import Partition, State, attention
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
-from residua.inputs import judge
+from residua.inputs import validate
 from residua.sizing import resolve
 
 pytestmark = pytest.mark.usefixtures("every_backend")
@@ -23,8 +23,13 @@ def test_it_equals_expanded_heads_where_the_partition_is_the_same(heads, kv_head
     """The semantic K/V partition does not look at queries, so expanded heads find the shared one again.
     (Heads that share keys also share the directions of the drift, so it is left out here.)"""
     q, k, v = qkv(2, heads, kv_heads)
-    repairs = ({"drift_rank": 0}, {"repair": "tail"}, {"repair": "probe"}, {"repair": "none"})
-    for settings in (*repairs, {"score": "centroid", "drift_rank": 0}, {"density": 1}):
+    reconstructions = (
+        {"drift_rank": 0},
+        {"reconstruction": "tail"},
+        {"reconstruction": "probe"},
+        {"reconstruction": "none"},
+    )
+    for settings in (*reconstructions, {"score": "centroid", "drift_rank": 0}, {"density": 1}):
         config = small(partition="semantic", **settings)
         shared, receipt = attention(q, k, v, config, return_receipt=True)
         expanded, other = attention(
@@ -34,13 +39,15 @@ def test_it_equals_expanded_heads_where_the_partition_is_the_same(heads, kv_head
         assert torch.equal(receipt.per_head.total, other.per_head.total)
 
 
-@pytest.mark.parametrize("settings", [{"drift_rank": 0}, {"repair": "tail"}, {"repair": "probe"}])
+@pytest.mark.parametrize(
+    "settings", [{"drift_rank": 0}, {"reconstruction": "tail"}, {"reconstruction": "probe"}]
+)
 def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypatch, settings):
     """Response partition: expanded heads are given the shared K/V groups, and all that follows must agree."""
     q, k, v = qkv(1, 4, 2)
     config = small(**settings)
     shared = attention(q, k, v, config)
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
 
     def handed_over(*_):
@@ -55,7 +62,7 @@ def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypa
 
 def test_heads_that_share_keys_share_the_partition_only():
     q, k, v = qkv(1, 4, 2)
-    call, config = judge(q, k, v), small()
+    call, config = validate(q, k, v), small()
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
     assert grouping.kv.labels.shape[:2] == (1, 2) and grouping.query.labels.shape[:2] == (1, 4)
     assert not torch.equal(grouping.query.labels[0, 0], grouping.query.labels[0, 1])
@@ -65,9 +72,9 @@ def test_the_metric_is_that_of_all_rows_of_the_sharing_heads():
     """Stacking the rows of two heads behind each other in one head gives the same K/V groups."""
     q, k, v = qkv(1, 2, 1, 200, 220)
     config = small(metric_rows=4096)
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     shared = group_tokens(call, config, resolve(config, call), None, Backend())
-    stacked = judge(q.flatten(1, 2)[:, None], k, v)
+    stacked = validate(q.flatten(1, 2)[:, None], k, v)
     alone = group_tokens(stacked, config, resolve(config, stacked), None, Backend())
     assert torch.equal(shared.kv.labels, alone.kv.labels)
 

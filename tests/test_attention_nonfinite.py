@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("every_backend")
 
 VALUES = [math.nan, math.inf, -math.inf]
 CONFIGS = [
-    *(small(repair=repair) for repair in ("anchored", "tail", "probe", "none")),
+    *(small(reconstruction=reconstruction) for reconstruction in ("anchored", "tail", "probe", "none")),
     small(partition="semantic"),
     small(score="centroid"),
     paper(score="centroid"),
     small(density=1),
     small(max_error=0.1),
 ]
-REPAIRED = [small(), small(repair="tail"), paper(), paper(probe_policy="random"), small(density=1)]
+REPAIRED = [small(), small(reconstruction="tail"), paper(), paper(probe_policy="random"), small(density=1)]
 
 
 def lost_rows(out):
@@ -52,30 +52,30 @@ def test_a_nan_key_loses_every_row_of_its_head(config):
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("config", REPAIRED)
 def test_a_bad_value_loses_its_channel_in_every_row(value, config):
-    """With repair on, the tail or the probes see it even where its group is skipped."""
+    """With reconstruction on, the tail or the probes see it even where its group is skipped."""
     q, k, v = qkv()
     v[0, 1, 33, 2] = value
     out = attention(q, k, v, config)
     dense, _ = masked_attention(q, k, v)
     assert torch.equal(lost_rows(out), lost_rows(dense))
     assert not out[0, 1, :, 2].isfinite().any()
-    if config.repair != "probe":  # a fitted map mixes the channels of a row
+    if config.reconstruction != "probe":  # a fitted map mixes the channels of a row
         assert torch.equal(out.isfinite(), dense.isfinite())
 
 
 def test_these_calls_have_tails():
     """Without, the tests here would say nothing about them."""
-    for repair in ("anchored", "tail"):
-        _, receipt = attention(*qkv(), small(repair=repair), return_receipt=True)
+    for reconstruction in ("anchored", "tail"):
+        _, receipt = attention(*qkv(), small(reconstruction=reconstruction), return_receipt=True)
         assert receipt.chosen["plain"] == receipt.chosen["dense"] == 0
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_without_repair_rows_that_skip_a_bad_value_are_bit_identical(value):
     q, k, v = qkv()
-    clean = attention(q, k, v, small(repair="none"))
+    clean = attention(q, k, v, small(reconstruction="none"))
     v[0, :, 33] = value
-    out = attention(q, k, v, small(repair="none"))
+    out = attention(q, k, v, small(reconstruction="none"))
     lost = lost_rows(out)
     assert lost.any() and not lost.all()
     assert torch.equal(out[~lost], clean[~lost])
@@ -105,10 +105,10 @@ def test_an_infinite_key_loses_the_rows_that_dense_attention_loses(value, config
     assert torch.equal(lost_rows(attention(q, k, v, config)), lost_rows(dense))
 
 
-@pytest.mark.parametrize("repair", ["anchored", "tail", "probe"])
-def test_nan_in_a_query_is_not_carried_to_the_error_estimate_in_silence(repair):
+@pytest.mark.parametrize("reconstruction", ["anchored", "tail", "probe"])
+def test_nan_in_a_query_is_not_carried_to_the_error_estimate_in_silence(reconstruction):
     q, k, v = qkv()
     q[0, 0] = math.nan
-    _, receipt = attention(q, k, v, small(repair=repair), return_receipt=True)
+    _, receipt = attention(q, k, v, small(reconstruction=reconstruction), return_receipt=True)
     assert math.isnan(receipt.error)
     assert receipt.error_per_head[0, 0].isnan() and receipt.error_per_head[0, 1].isfinite()

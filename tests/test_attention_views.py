@@ -41,7 +41,7 @@ def test_views(view, dtype):
     seen = [view(x) for x in (q, k, v)]
     assert all(torch.equal(a, b) for a, b in zip(seen, (q, k, v), strict=True))
     spans = {"pinned_keys": (0, 5), "exact_queries": (290, 300)}
-    for config in (small(), small(density=1), small(repair="none")):
+    for config in (small(), small(density=1), small(reconstruction="none")):
         wanted, out = attention(q, k, v, config, **spans), attention(*seen, config, **spans)
         assert torch.allclose(out.float(), wanted.float(), atol=1e-5 if dtype == torch.float32 else 1e-2)
     route = random_route(2, 4, 2, 300, 300)
@@ -70,7 +70,7 @@ def test_expanded_keys():
 def test_inputs_are_left_as_they_were():
     tensors = qkv(dtype=torch.float32)
     before = [x.clone() for x in tensors]
-    for config in (small(), small(density=1), small(repair="none")):
+    for config in (small(), small(density=1), small(reconstruction="none")):
         attention(*tensors, config, pinned_keys=(0, 9), exact_queries=(0, 9))
     assert all(torch.equal(a, b) for a, b in zip(before, tensors, strict=True))
 

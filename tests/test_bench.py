@@ -40,10 +40,10 @@ def test_every_stage_of_a_call_is_timed(row):
     assert list(row.stages_ms) == [
         "grouping",
         "routing",
-        "tail",
+        "summary",
         "probes",
         "attention",
-        "repair",
+        "reconstruction",
         "exact rows",
     ]
     assert all(value >= 0 for value in row.stages_ms.values())
@@ -64,7 +64,7 @@ def test_a_wrong_kernel_is_not_reported(monkeypatch):
 def test_an_output_without_numbers_is_not_reported(monkeypatch):
     monkeypatch.setattr(Portable, "add_affine", lambda self, out, *rest: torch.full_like(out, torch.nan))
     with pytest.raises(BackendError, match="nothing is reported"):
-        measure(replace(SMALL, repair="probe"))
+        measure(replace(SMALL, reconstruction="probe"))
 
 
 @pytest.mark.parametrize("change", [{"dtype": "int8"}, {"concentration": "wide"}, {"tokens": 0}])

@@ -40,7 +40,7 @@ def test_the_report_is_whole(report):
     grouping = {"project", "kmeans_step", "group_means", "gather_rows", "cell_mass"}
     tail = {"slot_means", "group_covariance", "attend, with a tail"}
     assert set(found["primitives_ms"]) == grouping | tail | {"attend", "attend_rows", "add_affine"}
-    assert {"grouping", "routing", "attention", "probes", "repair"} <= set(found["stages_ms"])
+    assert {"grouping", "routing", "attention", "probes", "reconstruction"} <= set(found["stages_ms"])
     assert 0 < found["routed_density"] < found["density"] <= 0.901
     assert 0 < found["mean_error"] <= found["p99_error"]
     assert found["peak_extra_bytes"] is None

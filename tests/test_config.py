@@ -8,17 +8,17 @@ import math
 import pytest
 
 from residua import Config, InputError
-from residua.repair import REPAIRS
+from residua.reconstruction import RECONSTRUCTIONS
 
 
 def test_the_papers_settings():
     config = Config.paper()
-    assert (config.key_rank, config.query_rank, config.probes, config.repair_rank) == (48, 64, 64, 16)
+    assert (config.key_rank, config.query_rank, config.probes, config.residual_rank) == (48, 64, 64, 16)
     assert (config.ridge, config.density, config.metric_rows) == (0.1, 0.22, 2048)
     assert (config.kmeans_cold, config.kmeans_warm) == (25, 2)
-    assert (config.partition, config.score, config.repair) == ("response", "mass", "probe")
+    assert (config.partition, config.score, config.reconstruction) == ("response", "mass", "probe")
     assert config.subspace is True and config.check_finite is False
-    assert (config.probe_policy, REPAIRS["probe"].probes) == (None, "stratified")
+    assert (config.probe_policy, RECONSTRUCTIONS["probe"].probe_policy) == (None, "stratified")
     assert (config.backend, config.max_error, config.balance) == ("auto", None, False)
     assert config.query_groups is None and config.kv_groups is None
 
@@ -29,9 +29,9 @@ def test_the_papers_settings():
         *(("density", value) for value in (0, 0.0, -0.1, 1.0001, math.nan, math.inf, "0.2", None, True)),
         *(("ridge", value) for value in (-1e-9, math.nan, math.inf, "1", False)),
         *((name, bad) for name in ("key_rank", "query_rank", "metric_rows") for bad in (0, -1, 1.5, True)),
-        *((name, 0) for name in ("kmeans_cold", "kmeans_warm", "repair_rank", "query_groups", "kv_groups")),
+        *((name, 0) for name in ("kmeans_cold", "kmeans_warm", "residual_rank", "query_groups", "kv_groups")),
         ("probes", -1), ("probes", 2.0), ("query_groups", 3.0), ("kv_groups", "8"),
-        ("partition", "spectral"), ("score", "max"), ("repair", "affine"), ("probe_policy", "best"),
+        ("partition", "spectral"), ("score", "max"), ("reconstruction", "affine"), ("probe_policy", "best"),
         ("partition", None), ("subspace", 1), ("check_finite", "yes"), ("backend", None),
     ],
 )  # fmt: skip
@@ -53,7 +53,7 @@ def test_it_is_frozen_and_hashable():
 
 
 def test_round_trip_through_a_dict():
-    config = Config(density=0.5, query_groups=7, partition="semantic", repair="none", subspace=False)
+    config = Config(density=0.5, query_groups=7, partition="semantic", reconstruction="none", subspace=False)
     settings = config.to_dict()
     assert list(settings) == [field.name for field in dataclasses.fields(Config)]
     assert Config.from_dict(settings) == config
@@ -102,3 +102,33 @@ def test_files_that_cannot_be_a_config_are_refused(tmp_path):
         Config.from_toml(binary)
     with pytest.raises(InputError, match="larger than"):
         Config.from_toml(bloated)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [("repair", "reconstruction"), ("repair_rank", "residual_rank"), ("tail_slots", "summary_slots")],
+)
+def test_a_renamed_setting_names_the_new_one(old, new):
+    with pytest.raises(InputError, match=rf"Config\.{old} is now called {new}"):
+        Config.from_dict({old: 8})
+
+
+def test_a_percentage_is_recognised():
+    with pytest.raises(InputError, match=r"Config\.density=22.*did you mean 0\.22\?"):
+        Config(density=22)
+    with pytest.raises(InputError, match=r"density=-1: (?!.*did you mean)"):
+        Config(density=-1)
+
+
+@pytest.mark.parametrize("dial", [{"max_error": 0.1}, {"balance": True}])
+def test_an_estimate_that_reads_low_moves_no_budget(dial):
+    with pytest.raises(InputError, match="2 to 4 times too low"):
+        Config(probe_policy="stratified", **dial)
+    assert Config(probe_policy="random", **dial).moves_budget
+
+
+def test_what_is_never_skipped_takes_no_probes():
+    assert Config(density=1.0).skips_nothing and not Config(density=1.0).takes_probes
+    assert not Config(density=1.0, max_error=0.1).skips_nothing
+    assert Config().takes_probes and Config.paper().takes_probes
+    assert not Config(reconstruction="none").takes_probes

@@ -38,12 +38,12 @@ def test_cpu_features_come_from_what_the_kernels_can_use():
 def test_a_backend_that_cannot_run_says_why(monkeypatch):
     class Missing(portable.Portable):
         name = "missing"
-        summary = "a backend without its compiler"
+        about = "a backend without its compiler"
 
         def unavailable(self):
             return "no compiler; install one"
 
-    monkeypatch.setitem(backends._BACKENDS, "missing", Missing())
+    monkeypatch.setitem(backends.BACKENDS._known, "missing", Missing())
     (state,) = [s for s in doctor.backend_states() if s.name == "missing"]
     assert state.reason == "no compiler; install one"
 

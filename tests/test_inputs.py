@@ -10,13 +10,13 @@ from oracle import qkv
 
 import residua
 from residua import Config, InputError
-from residua.inputs import judge
+from residua.inputs import validate
 
 Q, K, V = qkv(heads=4, kv_heads=2, queries=20, keys=30, dim=8, value_dim=6)
 
 
 def test_a_good_call_is_named():
-    call = judge(Q, K, V, pinned_keys=(25, 30), exact_queries=[(0, 2), (4, 5)])
+    call = validate(Q, K, V, pinned_keys=(25, 30), exact_queries=[(0, 2), (4, 5)])
     assert call.scale == pytest.approx(1 / math.sqrt(8)) and call.shares == 2 and call.routable
     assert call.pinned_keys.ranges == ((25, 30),) and call.free_keys.ranges == ((0, 25),)
     assert call.exact_queries.ranges == ((0, 2), (4, 5)) and call.free_queries.ranges == ((2, 4), (5, 20))
@@ -46,7 +46,7 @@ def test_a_good_call_is_named():
 )
 def test_tensors_that_do_not_fit_are_refused(changed, message):
     tensors = {"q": Q, "k": K, "v": V, **changed}
-    for entry in (judge, residua.attention):
+    for entry in (validate, residua.attention):
         with pytest.raises(InputError, match=message):
             entry(**tensors)
 
@@ -54,7 +54,7 @@ def test_tensors_that_do_not_fit_are_refused(changed, message):
 @pytest.mark.parametrize("scale", [math.nan, math.inf, "1", None.__class__, 1j])
 def test_a_scale_that_is_no_number_is_refused(scale):
     with pytest.raises(InputError, match="scale="):
-        judge(Q, K, V, scale=scale)
+        validate(Q, K, V, scale=scale)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_scale_that_is_no_number_is_refused(scale):
 )
 def test_a_mask_that_does_not_fit_is_refused(mask, message):
     with pytest.raises(InputError, match=message):
-        judge(Q, K, V, key_mask=mask)
+        validate(Q, K, V, key_mask=mask)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_mask_that_does_not_fit_is_refused(mask, message):
     ],
 )
 def test_spans_are_sorted_and_merged(spans, ranges):
-    assert judge(Q, K, V, pinned_keys=spans).pinned_keys.ranges == ranges
+    assert validate(Q, K, V, pinned_keys=spans).pinned_keys.ranges == ranges
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_spans_are_sorted_and_merged(spans, ranges):
 )  # fmt: skip
 def test_spans_that_make_no_sense_are_refused(spans):
     with pytest.raises(InputError, match="pinned_keys"):
-        judge(Q, K, V, pinned_keys=spans)
+        validate(Q, K, V, pinned_keys=spans)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_check_finite_refuses_and_names_the_tensor(which, value):
     tensors[which][0, 0, 3, 2] = value
     with pytest.raises(InputError, match=f"{which} holds NaN or Inf"):
         residua.attention(**tensors, config=Config(check_finite=True))
-    judge(**tensors)  # without the setting it is passed on
+    validate(**tensors)  # without the setting it is passed on
 
 
 def test_gradients_are_refused_in_grad_mode_only():

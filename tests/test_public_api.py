@@ -18,44 +18,32 @@ def test_the_public_names():
         "Receipt",
         "Route",
         "Partition",
-        "ExtraKeys",
+        "SummaryKeys",
         "Pairs",
         "accelerate",
+        "sdpa",
     }
-    errors = {"ResiduaError", "InputError", "PlanError", "BackendError", "IntegrationError"}
+    errors = {"ResiduaError", "InputError", "RouteError", "BackendError", "IntegrationError"}
     assert set(residua.__all__) == names | errors
     for name in residua.__all__:
         if name != "accelerate":  # needs diffusers
             assert getattr(residua, name) is not None
     with pytest.raises(AttributeError, match="atention"):
         residua.atention  # noqa: B018
+    assert set(dir(residua)) == set(residua.__all__) | {"__version__"}
+
+
+@pytest.mark.parametrize("old, new", [("ExtraKeys", "SummaryKeys"), ("PlanError", "RouteError")])
+def test_old_names_name_the_new_ones(old, new):
+    with pytest.raises(AttributeError, match=f"now called residua.{new}"):
+        getattr(residua, old)
 
 
 def test_errors_are_also_what_python_calls_them():
-    for error in (residua.InputError, residua.PlanError):
+    for error in (residua.InputError, residua.RouteError):
         assert issubclass(error, residua.ResiduaError) and issubclass(error, ValueError)
     for error in (residua.BackendError, residua.IntegrationError):
         assert issubclass(error, residua.ResiduaError) and issubclass(error, RuntimeError)
-
-
-def test_every_part_is_a_public_function():
-    from residua.execution import run
-    from residua.grouping import key_coordinates, key_metric, kmeans, metric_factor, query_coordinates
-    from residua.probes import select
-    from residua.repair import Fit, fit
-
-    parts = (
-        run,
-        key_coordinates,
-        key_metric,
-        kmeans,
-        metric_factor,
-        query_coordinates,
-        select,
-        fit,
-        Fit.predict,
-    )
-    assert all(callable(part) and part.__doc__ for part in parts)
 
 
 def test_importing_residua_imports_nothing_optional():

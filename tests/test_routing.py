@@ -13,8 +13,8 @@ from oracle import normal, qkv, small
 from residua import Partition
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
-from residua.inputs import judge
-from residua.routing import cell_scores, pair_budget, route_cells, spend
+from residua.inputs import validate
+from residua.routing import cell_scores, pair_budget, route_cells
 from residua.sizing import resolve
 
 
@@ -62,7 +62,7 @@ sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 @given(sizes, sizes, st.integers(-5, 400), st.integers(0, 10_000))
 def test_spending_is_greedy_and_within_the_budget(query_sizes, kv_sizes, budget, seed):
     log_share = normal(len(query_sizes), len(kv_sizes), seed=seed)
-    cells = spend(
+    cells = Backend().spend(
         log_share[None, None],
         torch.tensor(query_sizes)[None, None],
         torch.tensor(kv_sizes)[None, None],
@@ -85,14 +85,16 @@ def test_spending_is_greedy_and_within_the_budget(query_sizes, kv_sizes, budget,
 def test_mass_per_pair_decides_not_mass():
     # group 0 holds more mass, group 1 more mass per key: 0.5 / 10 against 0.3 / 2
     log_share = torch.tensor([[0.5, 0.3, 0.2]]).log()[None, None]
-    cells = spend(log_share, torch.tensor([[[4]]]), torch.tensor([[[10, 2, 50]]]), torch.tensor([[10]]))
+    cells = Backend().spend(
+        log_share, torch.tensor([[[4]]]), torch.tensor([[[10, 2, 50]]]), torch.tensor([[10]])
+    )
     assert cells[0, 0, 0].tolist() == [False, True, False]
 
 
 def test_a_cell_that_does_not_fit_is_passed_over():
     log_share = torch.tensor([[0.9, 0.09, 0.01]]).log()[None, None]
     kv_sizes = torch.tensor([[[1, 30, 2]]])
-    cells = spend(
+    cells = Backend().spend(
         log_share - torch.tensor([0.0, -5, 0]), torch.tensor([[[2]]]), kv_sizes, torch.tensor([[10]])
     )
     assert cells[0, 0, 0].tolist() == [True, False, True]
@@ -102,16 +104,16 @@ def test_cells_that_fitted_before_others_were_taken_are_passed_over():
     """Costs 2, 10, 12, 5, 4, 2, 1 in order of value: each was affordable at first, not all in their turn."""
     kv_sizes = torch.tensor([[[2, 10, 12, 5, 4, 2, 1]]])
     log_share = kv_sizes.log() - torch.arange(7)
-    cells = spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[17]]))
+    cells = Backend().spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[17]]))
     assert cells[0, 0, 0].tolist() == [True, True, False, True, False, False, False]
-    cells = spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[16]]))
+    cells = Backend().spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[16]]))
     assert cells[0, 0, 0].tolist() == [True, True, False, False, True, False, False]
-    cells = spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[15]]))
+    cells = Backend().spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[15]]))
     assert cells[0, 0, 0].tolist() == [True, True, False, False, False, True, True]
 
 
 def test_equal_scores_go_to_the_lower_index():
-    cells = spend(
+    cells = Backend().spend(
         torch.zeros(1, 1, 3, 4), torch.full((1, 1, 3), 2), torch.full((1, 1, 4), 5), torch.tensor([[59]])
     )
     assert cells[0, 0].tolist() == [
@@ -123,14 +125,18 @@ def test_equal_scores_go_to_the_lower_index():
 
 def test_one_budget_for_all_query_groups_of_a_head():
     log_share = torch.tensor([[-1.0, -1.1, -1.2], [-9.0, -9.1, -9.2]])[None, None]
-    cells = spend(log_share, torch.full((1, 1, 2), 3), torch.full((1, 1, 3), 4), torch.tensor([[48]]))
+    cells = Backend().spend(
+        log_share, torch.full((1, 1, 2), 3), torch.full((1, 1, 3), 4), torch.tensor([[48]])
+    )
     assert cells[0, 0].tolist() == [[True, True, True], [True, False, False]]
 
 
 def test_a_nan_score_is_always_kept():
     log_share = normal(1, 1, 3, 5)
     log_share[..., 2] = torch.nan
-    cells = spend(log_share, torch.full((1, 1, 3), 4), torch.full((1, 1, 5), 4), torch.tensor([[0]]))
+    cells = Backend().spend(
+        log_share, torch.full((1, 1, 3), 4), torch.full((1, 1, 5), 4), torch.tensor([[0]])
+    )
     assert cells[0, 0].sum() == 3 and cells[0, 0, :, 2].all()
 
 
@@ -138,11 +144,11 @@ def test_heads_are_spent_independently():
     log_share, query_sizes, kv_sizes = normal(2, 3, 4, 6), torch.arange(24).view(2, 3, 4) % 5, None
     kv_sizes = torch.arange(36).view(2, 3, 6) % 7
     budget = torch.tensor([[5, 60, 200], [90, 0, 30]])
-    together = spend(log_share, query_sizes, kv_sizes, budget)
+    together = Backend().spend(log_share, query_sizes, kv_sizes, budget)
     for b in range(2):
         for h in range(3):
             cut = (slice(b, b + 1), slice(h, h + 1))
-            alone = spend(log_share[cut], query_sizes[cut], kv_sizes[cut], budget[cut])
+            alone = Backend().spend(log_share[cut], query_sizes[cut], kv_sizes[cut], budget[cut])
             assert torch.equal(alone, together[cut])
 
 
@@ -150,7 +156,7 @@ def test_heads_are_spent_independently():
 def test_scores_against_loops(score):
     q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=60, keys=70, dim=6)
     mask = torch.arange(70)[None].expand(2, -1) < torch.tensor([[70], [50]])
-    call = judge(q, k, v, key_mask=mask, scale=0.7)
+    call = validate(q, k, v, key_mask=mask, scale=0.7)
     grouping = grouped(call, small(query_groups=4, kv_groups=9))
     found = cell_scores(call, grouping, score, Backend())
     for b in range(2):
@@ -176,7 +182,7 @@ def test_scores_against_loops(score):
 @pytest.mark.parametrize("score", ["mass", "centroid"])
 def test_realised_pairs_stay_within_the_target(density, score):
     q, k, v = qkv(batch=2, heads=4, kv_heads=2, queries=310, keys=290)
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     config = small(density=density, score=score)
     grouping = grouped(call, config)
     route = route_of(call, config, probes=5)
@@ -191,13 +197,13 @@ def test_realised_pairs_stay_within_the_target(density, score):
 
 
 def test_too_small_a_budget_leaves_one_cell_per_query_group():
-    call = judge(*qkv())
+    call = validate(*qkv())
     route = route_of(call, small(density=1e-6))
     assert (route.cells.sum(-1) == (route.query.sizes > 0)).all()
 
 
 def test_density_one_keeps_everything():
-    call = judge(*qkv(queries=130, keys=140))
+    call = validate(*qkv(queries=130, keys=140))
     assert (route_of(call, small(density=1)).pairs == 130 * 140).all()
 
 
@@ -205,7 +211,7 @@ def test_pair_budget_pays_probes_exact_rows_and_pinned_keys_first():
     q, k, v = qkv(batch=2, queries=100, keys=200)
     mask = torch.ones(2, 200, dtype=torch.bool)
     mask[1, 150:] = False  # 40 of the 50 are pinned
-    call = judge(q, k, v, pinned_keys=(160, 200), exact_queries=(0, 10), key_mask=mask)
+    call = validate(q, k, v, pinned_keys=(160, 200), exact_queries=(0, 10), key_mask=mask)
     wanted = [
         int(0.3 * 100 * 200) - (6 + 10) * 200 - 90 * 40,
         int(0.3 * 100 * 150) - (6 + 10) * 150 - 90 * 0,
@@ -215,7 +221,7 @@ def test_pair_budget_pays_probes_exact_rows_and_pinned_keys_first():
 
 def test_pinned_groups_are_kept_by_every_query_group():
     q, k, v = qkv(queries=100, keys=120)
-    call = judge(q, k, v, pinned_keys=(100, 120))
+    call = validate(q, k, v, pinned_keys=(100, 120))
     route = route_of(call, small(density=0.25))
     assert route.pinned_groups == 1
     assert (route.cells[..., -1] == (route.query.sizes > 0)).all()
@@ -225,7 +231,7 @@ def test_pinned_groups_are_kept_by_every_query_group():
 def test_a_query_row_that_is_not_finite_does_not_decide_for_its_group():
     q, k, v = qkv()
     q[0, 0, 7] = torch.nan
-    call = judge(q, k, v)
+    call = validate(q, k, v)
     scores = cell_scores(call, grouped(call, small()), "mass", Backend())
     assert not scores.isnan().any()
 
@@ -235,7 +241,7 @@ def test_labels_permuted_with_the_groups_give_the_same_pairs():
     log_share, names = normal(1, 1, 5, 8), torch.randperm(8, generator=torch.Generator().manual_seed(3))
     query_sizes, kv_sizes = torch.tensor([[[3, 7, 2, 9, 4]]]), torch.tensor([[[5, 1, 8, 3, 9, 2, 6, 4]]])
     budget = torch.tensor([[300]])
-    first = spend(log_share, query_sizes, kv_sizes, budget)
-    second = spend(log_share[..., names], query_sizes, kv_sizes[..., names], budget)
+    first = Backend().spend(log_share, query_sizes, kv_sizes, budget)
+    second = Backend().spend(log_share[..., names], query_sizes, kv_sizes[..., names], budget)
     assert torch.equal(first[..., names], second)
     assert Partition.from_labels(torch.zeros(1, 1, 4, dtype=torch.long), 1).groups == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from residua import Config
-from residua.inputs import judge
+from residua.inputs import validate
 from residua.sizing import default_groups, resolve
 
 
@@ -14,7 +14,7 @@ def call_of(queries, keys, dim=64, value_dim=None, **spans):
     q = torch.zeros(1, 1, 1, 1).expand(1, 1, queries, dim)
     k = torch.zeros(1, 1, 1, 1).expand(1, 1, keys, dim)
     v = torch.zeros(1, 1, 1, 1).expand(1, 1, keys, value_dim or dim)
-    return judge(q, k, v, **spans)
+    return validate(q, k, v, **spans)
 
 
 def test_default_groups_at_the_authors_length():
@@ -32,24 +32,24 @@ def test_default_groups_are_never_more_than_the_tokens_and_grow_with_them(tokens
 def test_nothing_to_clamp_leaves_no_note():
     sizes = resolve(Config(), call_of(75_600, 75_600))
     assert sizes.notes == ()
-    assert (sizes.key_rank, sizes.query_rank, sizes.repair_rank, sizes.probes) == (48, 64, 16, 64)
+    assert (sizes.key_rank, sizes.query_rank, sizes.residual_rank, sizes.probes) == (48, 64, 16, 64)
     assert (sizes.query_groups, sizes.kv_groups, sizes.metric_rows) == (300, 995, 2048)
 
 
 def test_every_clamp_leaves_a_note():
-    config = Config(query_groups=900, kv_groups=900, key_rank=48, query_rank=64, repair_rank=16)
+    config = Config(query_groups=900, kv_groups=900, key_rank=48, query_rank=64, residual_rank=16)
     sizes = resolve(config, call_of(100, 90, dim=24, value_dim=8, exact_queries=(0, 10), pinned_keys=(0, 20)))
     assert (sizes.query_groups, sizes.kv_groups) == (90, 70)
-    assert (sizes.key_rank, sizes.query_rank, sizes.repair_rank) == (24, 24, 8)
+    assert (sizes.key_rank, sizes.query_rank, sizes.residual_rank) == (24, 24, 8)
     assert sizes.probes == 11  # half of 22 rows' worth of pairs
-    for name in ("query_groups=900", "kv_groups=900", "key_rank=48", "query_rank=64", "repair_rank=16",
+    for name in ("query_groups=900", "kv_groups=900", "key_rank=48", "query_rank=64", "residual_rank=16",
                  "probes=64"):  # fmt: skip
         assert any(note.startswith(f"{name} clamped to") for note in sizes.notes), name
 
 
 def test_calls_that_repair_nothing_take_no_probes():
     call = call_of(5000, 5000)
-    assert resolve(Config(repair="none"), call).probes == 0
+    assert resolve(Config(reconstruction="none"), call).probes == 0
     assert resolve(Config(density=1), call).probes == 0
     assert resolve(Config(probes=0), call).probes == 0
     assert resolve(Config(density=0.5), call).probes == 64

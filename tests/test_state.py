@@ -81,7 +81,7 @@ def test_a_change_of_text_tokens_starts_cold():
 def test_settings_that_do_not_concern_the_groups_stay_warm():
     state, tensors = State(), qkv()
     run(state, *tensors)
-    for change in ({"density": 0.5}, {"repair": "none"}, {"probes": 4}, {"score": "centroid"}):
+    for change in ({"density": 0.5}, {"reconstruction": "none"}, {"probes": 4}, {"score": "centroid"}):
         assert run(state, *tensors, config=small(**change))[1].warm
 
 
@@ -90,7 +90,7 @@ def test_warm_starts_follow_a_drifting_call():
     q, k, v = qkv(queries=600, dim=16)
     moved = [t + 0.05 * normal(*t.shape, seed=50) for t in (q, k, v)]
     dense = torch.nn.functional.scaled_dot_product_attention(*moved)
-    config = small(kmeans_cold=25, repair="none")
+    config = small(kmeans_cold=25, reconstruction="none")
     state = State()
     run(state, q, k, v, config=config)
     warm, receipt = run(state, *moved, config=config)

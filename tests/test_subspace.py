@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from residua.execution.backend import Backend
 from residua.grouping.response import metric_factor
 from residua.subspace import leading_basis, leading_factor
 
@@ -32,7 +33,7 @@ def test_the_space_holds_what_the_leading_eigenvectors_hold(decay, rank):
 def test_distances_and_lengths_are_those_of_the_eigenvectors():
     metric = matrices(0.8)
     x = torch.randn(3, 40, 96, generator=torch.Generator().manual_seed(1))
-    ours, theirs = x @ leading_factor(metric, 48), x @ metric_factor(metric, 48)
+    ours, theirs = x @ leading_factor(metric, 48), x @ metric_factor(metric, 48, Backend())
     torch.testing.assert_close(
         *(torch.cdist(y[:, :20], y[:, 20:]) for y in (ours, theirs)), atol=2e-3, rtol=2e-3
     )

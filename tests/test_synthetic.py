@@ -7,7 +7,7 @@ import torch
 from oracle import masked_attention
 
 import residua
-from residua.metrics import row_errors
+from residua.row_error import row_errors
 from residua.synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 
 SMALL = (6, 12, 16)  # 1152 tokens
@@ -79,11 +79,11 @@ def test_probe_repair_lowers_the_error_of_broad_heads(seed, partition):
     q, k, v = call(CONCENTRATIONS["broad"], seed)
     dense, _ = masked_attention(q, k, v)
     config = residua.Config(backend="portable", partition=partition, key_rank=32, query_rank=32)
-    repaired, receipt = residua.attention(q, k, v, config, return_receipt=True)
+    reconstructed, receipt = residua.attention(q, k, v, config, return_receipt=True)
     # the same pairs spent on cells alone
-    dropped = residua.attention(q, k, v, config.replace(repair="none"))
+    dropped = residua.attention(q, k, v, config.replace(reconstruction="none"))
     assert receipt.density <= 0.22
-    assert row_errors(repaired, dense)[0] < 0.9 * row_errors(dropped, dense)[0]
+    assert row_errors(reconstructed, dense)[0] < 0.9 * row_errors(dropped, dense)[0]
 
 
 @pytest.mark.parametrize("concentration", [0.0, 3.0, *CONCENTRATIONS.values(), 80.0, 1000.0])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from .accounting import Pairs, Receipt
 from .attention import attention
 from .config import Config
-from .errors import BackendError, InputError, IntegrationError, PlanError, ResiduaError
+from .errors import BackendError, InputError, IntegrationError, ResiduaError, RouteError
+from .sdpa import sdpa
 from .state import State
-from .types import ExtraKeys, Partition, Route
+from .types import Partition, Route, SummaryKeys
 
 if TYPE_CHECKING:
     from .diffusers import accelerate
@@ -19,25 +22,36 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendError",
     "Config",
-    "ExtraKeys",
     "InputError",
     "IntegrationError",
     "Pairs",
     "Partition",
-    "PlanError",
     "Receipt",
     "ResiduaError",
     "Route",
+    "RouteError",
     "State",
+    "SummaryKeys",
     "accelerate",
     "attention",
+    "sdpa",
 ]
 
+logging.getLogger("residua").addHandler(logging.NullHandler())  # silent until the user configures logging
 
-def __getattr__(name: str) -> Any:
+_RENAMED = {"ExtraKeys": "SummaryKeys", "PlanError": "RouteError"}
+
+
+def __getattr__(name: str) -> _Any:
     # diffusers takes seconds to import and is optional: only who asks for it pays for it
     if name == "accelerate":
         from .diffusers import accelerate
 
         return accelerate
+    if name in _RENAMED:
+        raise AttributeError(f"residua.{name} is now called residua.{_RENAMED[name]}")
     raise AttributeError(f"module 'residua' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

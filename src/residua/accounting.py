@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from .config import Config
-from .repair import REPAIRS, Plan
+from .reconstruction import RECONSTRUCTIONS, Choice
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
-MUCH_BESIDE = 0.35  # of a call's cost; then it is said
+MAX_BESIDE = 0.35  # a receipt has a note if work beside the pairs is more than this share of the cost
+LARGE_ERROR = 0.2  # a receipt has a note if the estimated error is above this
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Pairs:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Receipt:
     """What a call did: the pairs it evaluated and what it cost in all, how far off it expects to be, what
     its heads chose, and what it had to change.
@@ -59,9 +60,7 @@ class Receipt:
     per_head: Pairs  # [B, H]
     beside: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents of D + Dv products
     error_per_head: Tensor | None  # [B, H], estimated mean relative row error; None without probes
-    choices: tuple[str, ...]  # what the heads chose from,
-    choice_per_head: Tensor | None  # [B, H], and what they chose
-    routing_products: int  # anchor-key products of the router
+    choice_per_head: Tensor | None  # [B, H] of `residua.reconstruction.Choice`; None if heads have no choice
     head_dims: tuple[int, int]  # D, Dv
     groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str
@@ -98,13 +97,21 @@ class Receipt:
         """How many heads chose what."""
         if self.choice_per_head is None:
             return {}
-        counts = self.choice_per_head.flatten().bincount(minlength=len(self.choices)).tolist()
-        return dict(zip(self.choices, counts, strict=True))
+        counts = self.choice_per_head.flatten().bincount(minlength=len(Choice)).tolist()
+        return {choice.label: count for choice, count in zip(Choice, counts, strict=True)}
 
     @cached_property
     def error(self) -> float | None:
         """Estimated mean relative row error over all heads, from the probes; None without probes."""
         return None if self.error_per_head is None else float(self.error_per_head.mean())
+
+    @property
+    def routing_products(self) -> int:
+        """Products of anchors with keys, or with key centroids, that the router computed."""
+        if "routing" not in self.beside:
+            return 0
+        dim, value_dim = self.head_dims
+        return round(float(self.beside["routing"].sum()) * (dim + value_dim) / dim)
 
     @property
     def flops(self) -> int:
@@ -122,7 +129,8 @@ class Receipt:
         if self.groups == (0, 0):
             every = "no rows or no keys are free to be routed: every pair was evaluated"
             return (*self.clamps, every) if self.pairs.possible else self.clamps
-        return (*self.clamps, *self._budget_notes(), *self._share_notes(), *self._choice_notes())
+        budget, share, choice = self._budget_notes(), self._share_notes(), self._choice_notes()
+        return (*self.clamps, *budget, *share, *choice, *self._error_notes())
 
     def _budget_notes(self) -> tuple[str, ...]:
         # a head may be over its budget even if the mean over the heads is not
@@ -131,7 +139,7 @@ class Receipt:
             spent = spent + sum(self.beside.values(), torch.zeros_like(spent))
         over = spent > self.allowed * self.per_head.possible.double() + 0.5
         if self.choice_per_head is not None:
-            over &= self.choice_per_head != len(self.choices) - 1  # those have a note of their own
+            over &= self.choice_per_head != Choice.DENSE  # those have a note of their own
         if not int(over.sum()):
             return ()
         where = f"in {int(over.sum())} of {over.numel()} heads (density {self.density:.4f} over all)"
@@ -139,25 +147,49 @@ class Receipt:
 
     def _share_notes(self) -> tuple[str, ...]:
         beside = self.cost - self.density
-        if not self.all_in or beside <= MUCH_BESIDE * self.cost:
+        if not self.all_in or beside <= MAX_BESIDE * self.cost:
             return ()
         return (
             f"work beside the exact pairs takes {beside / self.cost:.0%} of the cost: for a call this short "
-            "at this density a concentrated head may do better with repair='none'",
+            "at this density a concentrated head may do better with reconstruction='none'",
         )
 
     def _choice_notes(self) -> tuple[str, ...]:
         told = {
-            "plain": "run without a tail: they are so concentrated, or the call so short, that its cost is "
-            "better spent on pairs",
-            "dense": "ran dense: with all that they may spend their estimated error is above max_error",
+            Choice.PLAIN: "run without a summary of what they skip: they are so concentrated, or the call so "
+            "short, that its cost is better spent on pairs",
+            Choice.DENSE: "ran dense: with all that they may spend their estimated error is above max_error",
         }
         total = sum(self.chosen.values())
         return tuple(
-            f"{self.chosen[choice]} of {total} heads {why}"
+            f"{self.chosen[choice.label]} of {total} heads {why}"
             for choice, why in told.items()
-            if self.chosen.get(choice)
+            if self.chosen.get(choice.label)
         )
+
+    def _error_notes(self) -> tuple[str, ...]:
+        if self.error is None or not self.error > LARGE_ERROR:
+            return ()
+        return (
+            f"the estimated error {self.error:.2f} is large: spend more (density), set a bound (max_error), "
+            "or leave this call dense; unstructured inputs, such as random noise, cannot be summarised",
+        )
+
+    def __str__(self) -> str:
+        """One line: what was spent, how far off it is, who computed it."""
+        error = "no error estimate" if self.error is None else f"estimated error {self.error:.4f}"
+        notes = f", {len(self.notes)} notes" if self.notes else ""
+        return f"Receipt: cost {self.cost:.1%} of dense, {error}, backend {self.backend}{notes}"
+
+    def __eq__(self, other: object) -> bool:
+        """Equal if everything but the timings is."""
+        return isinstance(other, Receipt) and self._facts() == other._facts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _facts(self) -> str:
+        facts = {name: value for name, value in self.to_dict().items() if name != "seconds"}
+        return repr(facts)  # NaN equals itself here
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -199,54 +231,43 @@ def count_pairs(call: Call, route: Route | None, probes: int) -> Pairs:
     return Pairs(routed, probes * keys, beside, call.exact_queries.count * keys, rows * keys)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a sparse call did, for its receipt."""
+
+    route: Route
+    probes: int  # rows per head
+    allowed: Tensor  # [B, H] fp64, the density that each head might spend
+    costs: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents
+    error: Tensor | None  # [B, H], estimated
+    choice: Tensor | None  # [B, H] of `Choice`
+    warm: bool
+    notes: tuple[str, ...]
+
+
 def write_receipt(
-    call: Call,
-    config: Config,
-    backend: str,
-    timings: Timings | None,
-    *,
-    plan: Plan | None = None,
-    allowed: Tensor | None = None,
-    error: Tensor | None = None,
-    warm: bool = False,
-    notes: tuple[str, ...] = (),
+    call: Call, config: Config, backend: str, timings: Timings | None, outcome: Outcome | None
 ) -> Receipt:
-    """Counts what was done, without reading the device; no plan means that every row was exact."""
+    """Counts what was done, without reading the device; no outcome means that every row was exact."""
     always = "every query group keeps at least one cell"
     if call.exact_queries.count or call.pinned_keys.count:
         always = "exact rows, pinned keys and one cell per query group are always evaluated"
-    route = None if plan is None else plan.route
-    probes = 0 if plan is None or plan.probes is None else plan.probes.rows.shape[-1]
-    pairs = count_pairs(call, route, probes)
-    products = _routing_products(call, route, config)
-    beside = dict(plan.costs) if plan is not None else {}
-    if products and "routing" not in beside:
-        share = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])
-        beside["routing"] = torch.full_like(pairs.possible, 1.0, dtype=torch.float64)
-        beside["routing"] *= products * share / pairs.possible.numel()
+    route = None if outcome is None else outcome.route
+    pairs = count_pairs(call, route, 0 if outcome is None else outcome.probes)
+    everything = torch.ones_like(pairs.possible, dtype=torch.float64)
     return Receipt(
         target=config.density,
-        all_in=REPAIRS[config.repair].all_in,
-        allowed=allowed if allowed is not None else torch.ones_like(pairs.possible, dtype=torch.float64),
+        all_in=RECONSTRUCTIONS[config.reconstruction].all_in,
+        allowed=everything if outcome is None else outcome.allowed,
         per_head=pairs,
-        beside=beside,
-        error_per_head=error,
-        choices=() if plan is None else plan.choices,
-        choice_per_head=None if plan is None else plan.choice,
-        routing_products=products,
+        beside={} if outcome is None else dict(outcome.costs),
+        error_per_head=None if outcome is None else outcome.error,
+        choice_per_head=None if outcome is None else outcome.choice,
         head_dims=(call.q.shape[3], call.v.shape[3]),
         groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
         backend=backend,
-        warm=warm,
+        warm=False if outcome is None else outcome.warm,
         always=always,
-        clamps=notes if plan is None else (*notes, *plan.notes),
+        clamps=() if outcome is None else outcome.notes,
         timings=timings,
     )
-
-
-def _routing_products(call: Call, route: Route | None, config: Config) -> int:
-    """Products of query centroids with keys, or with key centroids."""
-    if route is None or (config.density == 1.0 and config.max_error is None):
-        return 0
-    columns = call.k.shape[2] if config.score == "mass" else route.kv.groups
-    return call.q.shape[0] * call.q.shape[1] * route.query.groups * columns

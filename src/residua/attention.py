@@ -7,49 +7,53 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from . import control
-from .accounting import Receipt, write_receipt
-from .clock import Clock
+from . import budget
+from .accounting import Outcome, Receipt, write_receipt
 from .config import Config
-from .execution.backend import Backend, Demand, select
+from .execution.backend import Backend, Demand, choose_backend
 from .grouping.partition import group_tokens
-from .inputs import Spans, judge, refuse_settings, refuse_unsupported
-from .repair import REPAIRS, Work
+from .inputs import Spans, refuse_settings, refuse_unsupported, validate
+from .reconstruction import RECONSTRUCTIONS, GroupedCall
 from .sizing import resolve
 from .state import State
+from .stopwatch import Stopwatch
 from .types import Call
 
 
 def sparse_attention(
-    call: Call, config: Config, state: State | None, backend: Backend, clock: Clock
-) -> tuple[Tensor, dict[str, object]]:
-    """The pipeline. Returns the output [B, H, Nq, Dv] and what the receipt needs to know."""
+    call: Call, config: Config, state: State | None, backend: Backend, stopwatch: Stopwatch
+) -> tuple[Tensor, Outcome]:
+    """The pipeline: output [B, H, Nq, Dv], and what the receipt needs to know."""
+    stage = stopwatch.stage
     sizes = resolve(config, call)
-    repair = REPAIRS[config.repair]
     start = state.centroids(call, config, sizes) if state else None
-    with clock.stage("grouping"):
+    allowed = budget.allowance(call, config, state)
+    with stage("grouping"):
         grouping = group_tokens(call, config, sizes, start, backend)
-    work = Work(call, config, sizes, grouping, control.aim(call, config, state), backend, clock)
-    plan = repair.plan(work)
-    with clock.stage("attention"):
+    grouped = GroupedCall(call, config, sizes, grouping, allowed, backend)
+    method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
+    with stage("routing"):
+        routing = method.route(grouped)
+    with stage("summary"):
+        summary = method.summarise(grouped, routing)
+    with stage("probes"):
+        verdict = method.judge(grouped, routing, summary)
+    with stage("attention"):
         out, _ = backend.attend(
-            call.q, call.k, call.v, plan.route, call.scale, plan.tail, repair.working_dtype(work)
+            call.q, call.k, call.v, verdict.route, call.scale, verdict.summary, method.output_dtype(grouped)
         )
-    with clock.stage("repair"):
-        out, error = repair.finish(work, plan, out)
-    with clock.stage("exact rows"):
+    with stage("reconstruction"):
+        out, error = method.finish(grouped, verdict, out)
+    with stage("exact rows"):
         _fill_exact(out, call, backend)
     if state:
         state.remember(call, config, sizes, grouping)
-        control.learn(state, work, plan, repair.least_density(work))
-    facts = {
-        "plan": plan,
-        "allowed": work.density,
-        "error": error,
-        "warm": start is not None,
-        "notes": sizes.notes,
-    }
-    return out, facts
+        budget.learn(state, grouped, verdict, method)
+    probes = verdict.probes.rows.shape[-1] if verdict.probes else 0
+    costs = {**method.costs(grouped, routing), **verdict.costs}
+    warm = start is not None
+    notes = (*sizes.notes, *notes)
+    return out, Outcome(verdict.route, probes, allowed, costs, error, verdict.choice, warm, notes)
 
 
 @overload
@@ -79,31 +83,43 @@ def attention(
     profile: bool = False,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Receipt]:
-    """Sparse attention of q [B, H, Nq, D] over k [B, Hkv, Nk, D] and v [B, Hkv, Nk, Dv].
+    """Sparse attention of q over k and v.
 
-    `state` warms the grouping from one denoising step to the next. `pinned_keys` are kept for every query
-    and `exact_queries` are computed against every key (text tokens), both as (start, stop) or a list of
-    such; `key_mask` [B, Nk] is False at padding. `profile` adds the time of every stage to the receipt.
+    Args:
+        q: [B, H, Nq, D] in fp32, bf16, fp16 or fp64; any strides.
+        k: [B, Hkv, Nk, D]; H is a multiple of Hkv.
+        v: [B, Hkv, Nk, Dv].
+        config: How the call is approximated; None: `Config()`.
+        state: Warms the grouping, and budgets that learn, from one denoising step to the next.
+        pinned_keys: Keys that every query keeps (text tokens), as (start, stop) or a list of such.
+        exact_queries: Query rows that are computed against every key, likewise.
+        key_mask: [B, Nk] bool, False at padding.
+        scale: Factor of the scores; None: 1 / sqrt(D).
+        return_receipt: Whether to return what the call did as well.
+        profile: Whether the receipt holds the time of every stage.
+
+    Returns:
+        The output [B, H, Nq, Dv] in q's dtype, or that and a `Receipt`.
 
     >>> out, receipt = residua.attention(q, k, v, residua.Config(density=0.22), return_receipt=True)
     """
     refuse_unsupported(unsupported)
     refuse_settings(config, state)
     config = config or Config()
-    call = judge(
+    call = validate(
         q, k, v, scale=scale, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask,
         check_finite=config.check_finite,
     )  # fmt: skip
-    backend = select(config.backend, Demand.of(call))
-    clock = Clock(profile, q.device)
+    backend = choose_backend(config.backend, Demand.of(call))
+    stopwatch = Stopwatch(profile, q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
         if call.routable:
-            out, facts = sparse_attention(call, config, state, backend, clock)
+            out, outcome = sparse_attention(call, config, state, backend, stopwatch)
         else:
-            out, facts = exact_attention(call, backend), {}
+            out, outcome = exact_attention(call, backend), None
     if not return_receipt:
         return out
-    return out, write_receipt(call, config, backend.name, clock.timings, **facts)  # type: ignore[arg-type]
+    return out, write_receipt(call, config, backend.name, stopwatch.timings, outcome)
 
 
 def exact_attention(call: Call, backend: Backend) -> Tensor:

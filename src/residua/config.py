@@ -19,24 +19,53 @@ else:
 
 SCORES = ("mass", "centroid")
 PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
+READS_LOW = ("stratified",)  # policies whose rows are easier than the others: no unbiased error estimate
 MAX_TOML_BYTES = 1 << 20
+
+
+# Settings that had another name, and the name they have now.
+RENAMED = {"repair": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
 
 
 @dataclass(frozen=True)
 class Config:
-    """How a call is approximated. `Config()` is what we recommend; `Config.paper()` is SparsePR to the
-    letter.
+    """How a call is approximated. `Config()` is what we recommend; `Config.paper()` is the paper's method.
 
-    `density` is what a call may cost, as a share of dense attention. With the repairs "anchored" and "tail"
-    it pays for everything: exact pairs, probe rows, the router, the tail. With "probe" (the paper's) and
-    "none" it counts exact pairs alone. `max_error` turns the dial around: each head then spends what keeps
-    its estimated error below the bound, `density` is the most it may spend, and what cannot be kept below
-    runs dense. `balance` moves the budget between the heads of a call to where the error is. Both learn
-    from call to call and need a `State`. Group counts of `None` follow the token count (see
-    `residua.sizing.default_groups`)."""
+    `max_error` and `balance` learn from call to call and need a `State`.
+
+    Attributes:
+        density: What a call may cost, as a share of dense attention. With the reconstructions "anchored" and
+            "tail" it pays for everything: exact pairs, probe rows, router, summary. With "probe" (the
+            paper's) and "none" it counts exact pairs alone.
+        reconstruction: What stands for skipped pairs: "anchored", "tail", "probe" or "none".
+        max_error: A bound on the estimated mean relative row error of every head. Each head then spends what
+            keeps it below the bound, `density` is the most it may spend, and a head that cannot be kept below
+            runs dense. None: no bound.
+        balance: Moves the budget between the heads of a call to where the error is.
+        query_groups: Groups of queries per head; None: by token count (`residua.sizing.default_groups`).
+        kv_groups: Groups of keys and values per head; None: by token count.
+        key_rank: Dimensions in which keys are compared.
+        query_rank: Dimensions in which queries are compared.
+        metric_rows: Query rows that show how queries respond to keys.
+        kmeans_cold: K-means steps of the first call of a run.
+        kmeans_warm: K-means steps of later calls, which start from the groups of the call before.
+        partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
+        score: How cells are scored: "mass" (exact over the keys of a group) or "centroid".
+        probes: Query rows per head that are computed exactly.
+        probe_policy: How they are placed: "stratified", "random", "uniform" or "scattered"; None: the
+            reconstruction's own way.
+        residual_rank: Rank of the fitted map; "probe" only.
+        ridge: Strength of the fit's ridge penalty; "probe" only.
+        subspace: Whether the fit is restricted to the leading directions of the residuals; "probe" only.
+        summary_slots: Keys per query group that stand for skipped groups; "anchored" and "tail" only; None:
+            by token count.
+        drift_rank: Directions in which the summary follows a row away from its anchor; "anchored" only.
+        backend: Name of a backend, or "auto" for the best one that takes the call.
+        check_finite: Whether NaN or Inf in the input raises instead of being passed on.
+    """
 
     density: float = 0.22
-    repair: str = "anchored"
+    reconstruction: str = "anchored"
     max_error: float | None = None
     balance: bool = False
     query_groups: int | None = None
@@ -49,36 +78,60 @@ class Config:
     partition: str = "response"
     score: str = "mass"
     probes: int = 64
-    probe_policy: str | None = None  # None: the repair's own
-    repair_rank: int = 16  # "probe" only, as the next two
+    probe_policy: str | None = None
+    residual_rank: int = 16
     ridge: float = 0.1
     subspace: bool = True
-    tail_slots: int | None = None  # "anchored" and "tail": extra keys per query group; None: by token count
-    drift_rank: int = 16  # "anchored" only
+    summary_slots: int | None = None
+    drift_rank: int = 16
     backend: str = "auto"
     check_finite: bool = False
 
     @classmethod
     def paper(cls, **changes: Any) -> Config:
-        """The paper's method: probe-fitted residual reconstruction, density counted in exact pairs."""
-        return cls(**{"repair": "probe", **changes})
+        """The paper's method: probe-fitted residual reconstruction, density counted in exact pairs.
+
+        Args:
+            **changes: Settings that differ from the paper's.
+
+        Returns:
+            A Config.
+        """
+        return cls(**{"reconstruction": "probe", **changes})
+
+    @property
+    def skips_nothing(self) -> bool:
+        """Whether every pair is evaluated: density 1 without an error bound that could lower it."""
+        return self.density == 1.0 and self.max_error is None
+
+    @property
+    def takes_probes(self) -> bool:
+        """Whether calls compute probe rows: not if nothing is skipped, or nothing is reconstructed."""
+        from .reconstruction import RECONSTRUCTIONS
+
+        return not self.skips_nothing and RECONSTRUCTIONS[self.reconstruction].probe_policy is not None
+
+    @property
+    def moves_budget(self) -> bool:
+        """Whether what a head may spend depends on the errors of earlier calls."""
+        return self.max_error is not None or self.balance
 
     def __post_init__(self) -> None:
         _number(self, "density", above=0.0, most=1.0)
         _number(self, "ridge", least=0.0, most=1e12)
-        for name in ("key_rank", "query_rank", "metric_rows", "kmeans_cold", "kmeans_warm", "repair_rank"):
+        for name in ("key_rank", "query_rank", "metric_rows", "kmeans_cold", "kmeans_warm", "residual_rank"):
             _integer(self, name, least=1)
         _integer(self, "probes", least=0)
         _integer(self, "drift_rank", least=0)
-        for name in ("query_groups", "kv_groups", "tail_slots"):
+        for name in ("query_groups", "kv_groups", "summary_slots"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
         from .grouping.partition import PARTITIONERS  # the registries know the names, and they need Config
-        from .repair import REPAIRS
+        from .reconstruction import RECONSTRUCTIONS
 
         _choice(self, "partition", tuple(PARTITIONERS))
         _choice(self, "score", SCORES)
-        _choice(self, "repair", tuple(REPAIRS))
+        _choice(self, "reconstruction", tuple(RECONSTRUCTIONS))
         if self.probe_policy is not None:
             _choice(self, "probe_policy", PROBE_POLICIES)
         for name in ("subspace", "check_finite", "balance"):
@@ -86,26 +139,42 @@ class Config:
                 raise InputError(f"Config.{name}={getattr(self, name)!r}: wanted true or false")
         if not isinstance(self.backend, str):
             raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'portable'")
-        self._check_control(REPAIRS[self.repair].all_in)
+        self._check_estimate(RECONSTRUCTIONS[self.reconstruction].all_in)
 
-    def _check_control(self, estimates: bool) -> None:
-        """The dials that need an error estimate from rows that no fit has seen."""
+    def _check_estimate(self, estimates: bool) -> None:
+        """Moving a budget needs an error estimate from rows that no fit has seen."""
         if self.max_error is not None:
             _number(self, "max_error", above=0.0, most=1.0)
         for name, wanted in (("max_error", self.max_error is not None), ("balance", self.balance)):
             if wanted and not (estimates and self.probes):
                 raise InputError(
-                    f"Config.{name} needs an error estimate of every call: use repair='anchored' or 'tail' "
-                    f"with probes (given: repair={self.repair!r}, probes={self.probes})"
+                    f"Config.{name} needs an error estimate of every call: use reconstruction='anchored' "
+                    f"or 'tail' with probes (given: reconstruction={self.reconstruction!r}, "
+                    f"probes={self.probes})"
+                )
+            if wanted and self.probe_policy in READS_LOW:
+                raise InputError(
+                    f"Config.{name} with probe_policy={self.probe_policy!r}: rows near the middle of their "
+                    "groups make the estimated error read 2 to 4 times too low; leave probe_policy out"
                 )
         if self.max_error is not None and self.balance:
             raise InputError("Config.max_error and Config.balance both move the budget: give one of them")
 
     def replace(self, **changes: Any) -> Config:
-        """A copy with some settings changed, validated again."""
+        """A copy with some settings changed, checked again.
+
+        Args:
+            **changes: New values by name.
+
+        Returns:
+            A new Config.
+        """
         return Config.from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns:
+        Every setting by name, as plain values.
+        """
         return dataclasses.asdict(self)
 
     @classmethod
@@ -113,6 +182,9 @@ class Config:
         """Builds a Config from plain values; a name that does not exist is an error, not ignored."""
         known = [f.name for f in dataclasses.fields(cls)]
         unknown = sorted(str(name) for name in settings if name not in known)
+        for name in unknown:
+            if name in RENAMED:
+                raise InputError(f"Config.{name} is now called {RENAMED[name]}")
         if unknown:
             raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}")
         return cls(**settings)
@@ -144,7 +216,9 @@ def _number(
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (least <= value <= most and value > above):
         low = f"above {above:g}" if above > -math.inf else f"from {least:g}"
-        raise InputError(f"Config.{name}={value!r}: wanted a number {low} to {most:g}")
+        percent = number and most == 1.0 and 1.0 < value <= 100.0
+        hint = f"; did you mean {value / 100:g}?" if percent else ""
+        raise InputError(f"Config.{name}={value!r}: wanted a number {low} to {most:g}{hint}")
 
 
 def _integer(config: Config, name: str, *, least: int) -> None:

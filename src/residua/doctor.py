@@ -73,7 +73,7 @@ def gpus() -> list[str]:
 
 def backend_states() -> list[BackendState]:
     return [
-        BackendState(name, backend.summary, backend.unavailable(), backend.priority >= 0)
+        BackendState(name, backend.about, backend.unavailable(), backend.priority >= 0)
         for name, backend in backends().items()
     ]
 

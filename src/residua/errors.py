@@ -1,4 +1,4 @@
-"""What can go wrong, one class per kind of reader: the caller, the planner, the machine, the model."""
+"""What can go wrong, one class for each kind of cause: the arguments, a route, the machine, the model."""
 
 
 class ResiduaError(Exception):
@@ -9,7 +9,7 @@ class InputError(ResiduaError, ValueError):
     """An argument is not what is wanted; the message says what was given and the way out."""
 
 
-class PlanError(ResiduaError, ValueError):
+class RouteError(ResiduaError, ValueError):
     """A partition or route contradicts itself or the tensors it is used with."""
 
 

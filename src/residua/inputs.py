@@ -1,4 +1,4 @@
-"""The only judge of user tensors. What passes here is trusted by every later stage."""
+"""The only check of user tensors. What passes here is trusted by every later stage."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refuse_settings(config: object, state: object) -> None:
         raise InputError(f"state is {type(state).__name__}: wanted a residua.State, or None for a cold start")
 
 
-def judge(
+def validate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -57,14 +57,14 @@ def judge(
     check_finite: bool = False,
 ) -> Call:
     """Checks everything that can be checked without reading the tensors' values, then names the parts."""
-    _judge_tensors(q, k, v)
-    _judge_shapes(q, k, v)
+    _check_tensors(q, k, v)
+    _check_shapes(q, k, v)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise InputError(
             "q, k or v requires a gradient, and attention() is inference only; call it under torch.no_grad()"
         )
     if key_mask is not None:
-        _judge_mask(key_mask, q, k)
+        _check_mask(key_mask, q, k)
     head_dim = q.shape[-1]
     if scale is None:
         scale = 1 / math.sqrt(head_dim) if head_dim else 1.0
@@ -91,7 +91,7 @@ def judge(
     )
 
 
-def _judge_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise InputError(f"{name} is {type(x).__name__}: wanted a torch.Tensor [B, H, N, D]")
@@ -110,7 +110,7 @@ def _judge_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _judge_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape[:3] != v.shape[:3]:
         raise InputError(f"k {list(k.shape)} and v {list(v.shape)}: wanted the same [B, Hkv, Nk]")
     if q.shape[0] != k.shape[0]:
@@ -124,7 +124,7 @@ def _judge_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise InputError(f"q has {heads} heads and k has {kv_heads}: wanted a multiple of the K/V heads")
 
 
-def _judge_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
+def _check_mask(mask: Tensor, q: Tensor, k: Tensor) -> None:
     wanted = [k.shape[0], k.shape[2]]
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .execution.backend import Backend
-from .execution.torch_primitives import count_labels
+from .execution.plain.grouping import count_labels
 from .types import Call, Grouping, Probes
 
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
@@ -20,7 +20,8 @@ def select(
     count: int,
     policy: str = "stratified",
     generator: torch.Generator | None = None,
-    backend: Backend | None = None,
+    *,
+    backend: Backend,
 ) -> tuple[Tensor, Tensor]:
     """Chooses `count` distinct rows per head, at most all. Where fewer rows than that have a group, the rest
     is filled with rows of weight 0.
@@ -35,7 +36,7 @@ def select(
     """
     count = min(count, labels.shape[-1])
     if policy == "stratified":
-        rows = (backend or Backend()).central_rows(coordinates, labels, groups, count)
+        rows = backend.central_rows(coordinates, labels, groups, count)
     elif policy == "uniform":
         candidates = (labels < 0).to(torch.uint8).argsort(dim=-1, stable=True)  # those with a group first
         among = (labels >= 0).sum(-1, keepdim=True).clamp(min=count)
@@ -45,7 +46,7 @@ def select(
         drawn = torch.rand(labels.shape, generator=generator, device=generator.device).to(labels.device)
         rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
     elif policy == "scattered":
-        return _scattered(labels, groups, count, generator, backend or Backend())
+        return _scattered(labels, groups, count, generator, backend)
     else:
         raise InputError(f"policy={policy!r}: wanted 'stratified', 'uniform', 'random' or 'scattered'")
     return rows, coverage_weights(rows, labels, groups)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from .execution.backend import Backend
-from .types import Call, Grouping, Route
+from .types import Call, Grouping, HeadCost, Route
 
 
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
@@ -19,30 +21,33 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
     if score == "mass":
         mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
-        centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
-        mass = call.scale * grouping.anchors @ centroids.mT + sizes.log()
+        mass = centroid_mass(call, grouping)
     # an infinite key may weigh nothing at a centroid and still decide a row
     largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
     broken = ~torch.isfinite(largest).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
     return torch.where(broken, torch.nan, mass)
 
 
-def spend(
-    log_share: Tensor,
-    query_sizes: Tensor,
-    kv_sizes: Tensor,
-    budget: Tensor,
-    backend: Backend | None = None,
-) -> Tensor:
-    """Keeps the cells with the most mass per pair, over all cells of a head at once, within the budget.
+def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
+    """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
+    for an empty one.  # [B, H, Cq, Ck] fp32"""
+    centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
+    sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
+    return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]
 
-    Every non-empty query group keeps its best cell even if the budget does not cover it. Equal scores go to
-    the lower index. A score that is NaN comes first: what is wrong must reach the output.
 
-    log_share [B, H, Cq, Ck] log of the share of a row's mass, query_sizes [B, H, Cq], kv_sizes [B, H, Ck],
-    budget [B, H] int64 pairs -> cells [B, H, Cq, Ck] bool
+def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
+    """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid.
+
+    Args:
+        call: The call.
+        score: "mass" or "centroid".
+        groups: Query groups and K/V groups.
     """
-    return (backend or Backend()).spend(log_share, query_sizes, kv_sizes, budget)
+    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a pair
+    if score == "mass":
+        return HeadCost(per_key=groups[0] * product)
+    return HeadCost(fixed=groups[0] * groups[1] * product)
 
 
 def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
@@ -81,21 +86,30 @@ def keep_best(call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, 
 
     log_mass [B, H, Cq, Ck] as from `cell_scores`
     """
+    return keep_best_each(call, grouping, log_mass, [budget], backend)[0]
+
+
+def keep_best_each(
+    call: Call, grouping: Grouping, log_mass: Tensor, budgets: Sequence[Tensor], backend: Backend
+) -> list[Route]:
+    """`keep_best` for several budgets; the cells are ranked once."""
     # pinned groups are paid for already; their mass stays in the normaliser because it is a row's own
     broken = log_mass.isnan()
     log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
     log_share = torch.where(broken, torch.nan, log_share)
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
-    cells = spend(log_share[..., :free], grouping.query.sizes, kv_sizes[..., :free], budget, backend)
-    pinned = _occupied(call, grouping)[..., free:]
-    return Route(grouping.query, grouping.kv, torch.cat([cells, pinned], -1), grouping.pinned_groups)
+    found = backend.spend_each(log_share[..., :free], grouping.query.sizes, kv_sizes[..., :free], budgets)
+    if grouping.pinned_groups:
+        pinned = _occupied(call, grouping)[..., free:]
+        found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
+    return [Route(grouping.query, grouping.kv, cells, grouping.pinned_groups) for cells in found]
 
 
 def route_cells(
     call: Call, grouping: Grouping, density: float, probes: int, score: str, backend: Backend
 ) -> Route:
-    """Scores the cells and spends what `density` leaves after the probes."""
+    """Scores the cells and spends what `density` leaves after the probes, the same for every head."""
     if density == 1.0:
         return keep_all(call, grouping)
     budget = pair_budget(call, density, probes)[:, None].expand(call.q.shape[:2])

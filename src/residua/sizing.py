@@ -9,13 +9,21 @@ from .types import Call
 
 QUERIES_PER_GROUP = 252  # what the authors ran: 300 query and 1000 K/V groups at 75,600 tokens
 KEYS_PER_GROUP = 76
-LEAST_QUERY_GROUPS = 64  # short calls need finer groups than that (docs/decisions/0002-group-counts.md),
-LEAST_KV_GROUPS = 128
-LEAST_QUERIES_PER_GROUP = 64  # but not so fine that a group is smaller than a kernel tile,
-LEAST_KEYS_PER_GROUP = 32
-SLOTS = (64, 128)  # extra keys of a query group in short calls, and in those with more tokens than this:
-SHORT_CALL = 16383
-FEWEST_GROUPS = (4, 8)  # unless there is next to nothing to choose from
+# Short calls need finer groups than that (docs/decisions/0002-group-counts.md): at least these many,
+MIN_QUERY_GROUPS = 64
+MIN_KV_GROUPS = 128
+# as long as a group is not smaller than a kernel tile,
+MIN_QUERIES_PER_GROUP = 64
+MIN_KEYS_PER_GROUP = 32
+# and in tiny calls these many whatever their size, so that a route has something to choose from.
+FEWEST_QUERY_GROUPS = 4
+FEWEST_KV_GROUPS = 8
+# Summary keys of a query group in calls with fewer free queries than LONG_CALL, and in longer ones.
+SHORT_CALL_SLOTS = 64
+LONG_CALL_SLOTS = 128
+LONG_CALL = 16384
+# With as many heads as this, and more heads than tokens, the two were probably exchanged.
+MANY_HEADS = 256
 
 
 @dataclass(frozen=True)
@@ -26,17 +34,17 @@ class Sizes:
     query_rank: int
     metric_rows: int
     probes: int
-    repair_rank: int
-    single_slots: int  # extra keys of a query group: for one skipped K/V group each,
-    merged_slots: int  # and for all the others
+    residual_rank: int
+    single_slots: int  # summary keys of a query group that stand for one skipped K/V group each
+    merged_slots: int  # summary keys of a query group that share all the other skipped ones
     drift_rank: int
     notes: tuple[str, ...]
 
 
 def default_groups(queries: int, keys: int) -> tuple[int, int]:
     """Group counts for that many free tokens: in proportion for long calls, finer for short ones."""
-    fine_queries = min(LEAST_QUERY_GROUPS, max(FEWEST_GROUPS[0], queries // LEAST_QUERIES_PER_GROUP))
-    fine_keys = min(LEAST_KV_GROUPS, max(FEWEST_GROUPS[1], keys // LEAST_KEYS_PER_GROUP))
+    fine_queries = min(MIN_QUERY_GROUPS, max(FEWEST_QUERY_GROUPS, queries // MIN_QUERIES_PER_GROUP))
+    fine_keys = min(MIN_KV_GROUPS, max(FEWEST_KV_GROUPS, keys // MIN_KEYS_PER_GROUP))
     return (
         max(1, min(queries, max(fine_queries, round(queries / QUERIES_PER_GROUP)))),
         max(1, min(keys, max(fine_keys, round(keys / KEYS_PER_GROUP)))),
@@ -53,6 +61,12 @@ def resolve(config: Config, call: Call) -> Sizes:
         notes.append(f"{name}={wanted} clamped to {most}: {why}")
         return most
 
+    heads, tokens = call.q.shape[1:3]
+    if heads >= MANY_HEADS and heads > tokens:
+        notes.append(
+            f"q has {heads} heads of {tokens} tokens: wanted [B, H, N, D]; if yours is [B, N, H, D], pass "
+            "q.transpose(1, 2), and k and v likewise"
+        )
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
     by_default = default_groups(queries, keys)
@@ -62,18 +76,19 @@ def resolve(config: Config, call: Call) -> Sizes:
     kv_groups = clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys")
     key_rank = clamp("key_rank", config.key_rank, head_dim, "the head dim")
     query_rank = clamp("query_rank", config.query_rank, head_dim, "the head dim")
-    probes = 0  # a call that skips nothing, or repairs nothing, needs none
-    if config.repair != "none" and (config.density < 1.0 or config.max_error is not None):
+    probes = 0
+    if config.takes_probes:
         affordable = int(config.density * call.q.shape[2] / 2)
         probes = clamp("probes", config.probes, affordable, "half of the pair budget")
         probes = clamp("probes", probes, queries, "as many queries")
-    repair_rank = clamp("repair_rank", config.repair_rank, value_dim, "the values' head dim")
+    residual_rank = clamp("residual_rank", config.residual_rank, value_dim, "the values' head dim")
     if probes:
-        repair_rank = clamp("repair_rank", repair_rank, probes, "as many probes")
-    slots = min(kv_groups, config.tail_slots or SLOTS[queries > SHORT_CALL])
+        residual_rank = clamp("residual_rank", residual_rank, probes, "as many probes")
+    by_length = LONG_CALL_SLOTS if queries >= LONG_CALL else SHORT_CALL_SLOTS
+    slots = min(kv_groups, config.summary_slots or by_length)
+    drift_rank = clamp("drift_rank", config.drift_rank, head_dim, "the head dim")
     single = slots if slots == kv_groups else slots // 2
     return Sizes(
-        query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries), probes, repair_rank,
-        single, slots - single, clamp("drift_rank", config.drift_rank, head_dim, "the head dim"),
-        tuple(notes),
+        query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries), probes,
+        residual_rank, single, slots - single, drift_rank, tuple(notes),
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""What one call site carries from one denoising step to the next: the centroids of its groups, and what its
-heads may spend."""
+"""What a layer carries from one denoising step to the next: the centroids of its groups, and what its heads
+may spend."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .types import Call, Grouping
 
 
 class State:
-    """Warm start of one call site (a layer and a guidance branch). Give each site its own, and `reset()` it
-    before a new video; a call of another shape, device, dtype or grouping starts cold by itself.
+    """Warm start of one layer in one guidance branch. Give each its own, and `reset()` it before a new video;
+    a call of another shape, device, dtype or grouping starts cold by itself.
 
     Not safe to share between threads that call at the same time.
     """
@@ -55,5 +55,5 @@ def _key(call: Call, config: Config, sizes: Sizes) -> tuple[object, ...]:
 
 
 def _budget_key(call: Call, config: Config) -> tuple[object, ...]:
-    dials = (config.density, config.max_error, config.balance, config.repair)
+    dials = (config.density, config.max_error, config.balance, config.reconstruction)
     return (tuple(call.q.shape), tuple(call.k.shape), call.q.device, *dials)

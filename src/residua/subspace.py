@@ -1,8 +1,8 @@
 """Leading eigenspaces of small symmetric matrices without an eigensolver, for calls that must not wait.
 
 On a GPU `torch.linalg.eigh` waits for the device to look at its error codes, and takes large batches one
-matrix after the other. Grouping and repair need no eigenvectors, only the space that the leading ones span:
-distances and projections are the same in every orthonormal basis of it. Orthogonal iteration finds that
+matrix after the other. Grouping and reconstruction need no eigenvectors, only the space that the leading ones
+span: distances and projections are the same in every orthonormal basis of it. Orthogonal iteration finds that
 space with products and Cholesky factors alone.
 """
 

@@ -1,16 +1,17 @@
 """The nouns of one attention call, with their shapes. Letters as everywhere: `B` batch, `H` query heads,
 `Hkv` key/value heads, `N` tokens (`Nq`, `Nk`), `D` head dim (`Dv` of the values), `Cq`/`Ck` query and K/V
-groups, `M` probe rows, `R` repair rank."""
+groups, `M` probe rows, `R` rank."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-DRIFT_MOST = 0.5  # a second-order term is believed no further than this
+MAX_BEND = 0.5  # the most that the second-order term of a drift may add to a log-weight
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Call:
-    """The tensors of one call, judged by `inputs.judge`; every later stage trusts them."""
+    """The tensors of one call, checked by `inputs.validate`; every later stage trusts them."""
 
     q: Tensor  # [B, H, Nq, D]
     k: Tensor  # [B, Hkv, Nk, D]
@@ -137,8 +138,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Drift:
-    """How the extra keys of a query group change together from row to row. With y = q @ basis - origin, all
-    their log-weights grow by min(sum(y^2 * curve), `DRIFT_MOST`) and all their values by y @ slope."""
+    """How the summary keys of a query group change together from row to row. With y = q @ basis - origin, all
+    their log-weights grow by min(sum(y^2 * curve), `MAX_BEND`) and all their values by y @ slope."""
 
     basis: Tensor  # [B, Hkv, D, R] fp32
     origin: Tensor  # [B, H, Cq, R] fp32, where the group's anchor lies
@@ -147,9 +148,10 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class ExtraKeys:
-    """Keys that a query group sees beside its cells, each with an additive log-weight: one key may stand for
-    many. Row i of query group a adds `scale * q_i . keys[a, t] + log_weight[a, t]` to its softmax."""
+class SummaryKeys:
+    """What stands for the skipped K/V groups of a query group: a few keys beside its cells, each with an
+    additive log-weight, because one key may stand for many. Row i of query group a adds
+    `scale * q_i . keys[a, t] + log_weight[a, t]` to its softmax."""
 
     keys: Tensor  # [B, H, Cq, T, D]
     values: Tensor  # [B, H, Cq, T, Dv]
@@ -159,7 +161,7 @@ class ExtraKeys:
 
 @dataclass(frozen=True)
 class Probes:
-    """Query rows that are evaluated exactly to calibrate the repair."""
+    """Query rows that are evaluated exactly: to fit on, or to choose and estimate by."""
 
     rows: Tensor  # [B, H, M] int64, distinct, indices of the original order
     weights: Tensor  # [B, H, M] fp32, |group| / probes in the group
@@ -174,6 +176,34 @@ class Probes:
         """Writes the exact rows into an output [B, H, Nq, Dv], in place."""
         index = self.rows[..., None].expand(*self.rows.shape, out.shape[-1])
         return out.scatter_(2, index, self.exact.to(out.dtype))
+
+
+@dataclass(frozen=True)
+class ResidualFit:
+    """The paper's map from a sparse output x to what it misses: `bias + x @ left @ right`."""
+
+    left: Tensor  # [..., Dv, R] fp32, the standardisation of x folded in
+    right: Tensor  # [..., R, Dv] fp32
+    bias: Tensor  # [..., Dv] fp32
+    left_out: Tensor  # [..., M, Dv] fp32, error of each probe under the fit without it
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The residual expected at sparse outputs x [..., N, Dv]."""
+        return x.float() @ self.left @ self.right + self.bias[..., None, :]
+
+
+T = TypeVar("T", float, Tensor)
+
+
+class HeadCost(NamedTuple):
+    """What some work costs a head, in pair equivalents of D + Dv products: `fixed + per_key * keys`."""
+
+    fixed: float = 0.0
+    per_key: float = 0.0
+
+    def at(self, keys: T) -> T:
+        """For that many keys that are not padding, as one number or a tensor of them."""
+        return self.fixed + self.per_key * keys
 
 
 @dataclass(frozen=True)

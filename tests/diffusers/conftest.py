@@ -99,7 +99,7 @@ TINY = Config(
     metric_rows=64,
     key_rank=8,
     query_rank=8,
-    repair_rank=4,
+    residual_rank=4,
 )
 
 

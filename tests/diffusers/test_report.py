@@ -214,7 +214,7 @@ def test_profile_adds_the_time_of_every_stage(tiny, scheduler, denoise, speed_up
     handle = speed_up(model, scheduler=scheduler, profile=True)
     denoise(model, inputs, scheduler)
     total = handle.report().total
-    assert {"grouping", "routing", "tail", "probes", "attention", "repair"} <= set(total.stages)
+    assert {"grouping", "routing", "summary", "probes", "attention", "reconstruction"} <= set(total.stages)
     assert 0 < sum(total.stages.values()) < total.sparse_seconds
     assert "routing" in str(handle.report()) and total.flops > 0
 

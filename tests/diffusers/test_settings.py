@@ -49,7 +49,7 @@ def test_nothing_given_is_anchored_at_the_density_of_the_family(tiny):
     model, _ = tiny.build("cosmos 3")
     with accelerate(model) as handle:
         found = settings_of(handle)
-    assert (found["config"]["repair"], found["config"]["density"], found["quality"]) == (
+    assert (found["config"]["reconstruction"], found["config"]["density"], found["quality"]) == (
         "anchored",
         0.26,
         None,

@@ -8,7 +8,7 @@ from oracle import qkv, random_route
 
 import residua
 from residua import BackendError, Config
-from residua.execution import Demand, backends, run, select
+from residua.execution import Demand, backends, choose_backend, run
 from residua.execution import backend as registry
 from residua.execution.portable import Portable
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 class Picky(Portable):
     name = "picky"
-    summary = "takes little"
+    about = "takes little"
     priority = 99
     devices = ("cuda",)
     dtypes = (torch.bfloat16,)
@@ -26,7 +26,7 @@ class Picky(Portable):
 
 class Broken(Portable):
     name = "broken"
-    summary = "never there"
+    about = "never there"
     priority = 98
 
     def unavailable(self):
@@ -36,7 +36,7 @@ class Broken(Portable):
 @pytest.fixture
 def more(monkeypatch):
     for backend in (Picky, Broken):
-        monkeypatch.setitem(registry._BACKENDS, backend.name, backend())
+        monkeypatch.setitem(registry.BACKENDS._known, backend.name, backend())
 
 
 def test_backends_are_listed_best_first(more):
@@ -53,32 +53,34 @@ def test_every_reason_is_given_at_once(more):
 
 
 def test_auto_passes_over_those_that_cannot(more):
-    chosen = select("auto", Demand(CPU, torch.float32, 16, 16))
+    chosen = choose_backend("auto", Demand(CPU, torch.float32, 16, 16))
     assert chosen.name not in ("picky", "broken", "reference")
 
 
 def test_a_backend_asked_for_by_name_is_taken_or_refused(more):
     demand = Demand(CPU, torch.float32, 16, 16)
-    assert select("portable", demand).name == "portable"
-    assert select("reference", demand).name == "reference"
+    assert choose_backend("portable", demand).name == "portable"
+    assert choose_backend("reference", demand).name == "reference"
     with pytest.raises(BackendError, match=r"picky.*device cpu.*float32.*portable"):
-        select("picky", demand)
+        choose_backend("picky", demand)
     with pytest.raises(BackendError, match="no compiler here"):
         residua.attention(*qkv(), Config(backend="broken"))
     with pytest.raises(BackendError, match=r"quantum.*there are: auto"):
-        select("quantum", demand)
+        choose_backend("quantum", demand)
 
 
 def test_one_error_lists_every_backends_reasons(more, monkeypatch):
-    monkeypatch.setattr(registry, "_BACKENDS", {b.name: b() for b in (Picky, Broken)})
+    monkeypatch.setattr(registry.BACKENDS, "_known", {b.name: b() for b in (Picky, Broken)})
     with pytest.raises(BackendError, match=r"(?s)picky: device cpu.*broken: no compiler"):
-        select("auto", Demand(CPU, torch.float32, 16, 16))
+        choose_backend("auto", Demand(CPU, torch.float32, 16, 16))
 
 
 def test_auto_never_falls_back_to_what_is_chosen_by_name_only(monkeypatch):
-    monkeypatch.setattr(registry, "_BACKENDS", {"broken": Broken(), "reference": backends()["reference"]})
+    monkeypatch.setattr(
+        registry.BACKENDS, "_known", {"broken": Broken(), "reference": backends()["reference"]}
+    )
     with pytest.raises(BackendError, match="no backend takes this call"):
-        select("auto", Demand(CPU, torch.float32, 16, 16))
+        choose_backend("auto", Demand(CPU, torch.float32, 16, 16))
 
 
 def test_a_failure_inside_a_backend_is_not_hidden(monkeypatch):
@@ -89,7 +91,7 @@ def test_a_failure_inside_a_backend_is_not_hidden(monkeypatch):
         def attend(self, *args, **kwargs):
             raise RuntimeError("out of memory")
 
-    monkeypatch.setitem(registry._BACKENDS, "failing", Failing())
+    monkeypatch.setitem(registry.BACKENDS._known, "failing", Failing())
     for call in (lambda: residua.attention(*qkv()), lambda: run(*qkv(1, 2, 2, 90, 110), random_route())):
         with pytest.raises(RuntimeError, match="out of memory"):
             call()

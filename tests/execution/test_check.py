@@ -1,4 +1,4 @@
-"""Corrupt routes raise PlanError before anything is computed; a good plan still runs after it (trial 17)."""
+"""Corrupt routes raise RouteError before anything is computed; a good plan still runs after it (trial 17)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pytest
 import torch
 from oracle import normal, qkv, random_route
 
-from residua import ExtraKeys, Partition, PlanError, Route
+from residua import Partition, Route, RouteError, SummaryKeys
 from residua.execution import run
+from residua.types import Drift
 
 Q, K, V = qkv(1, 2, 2, 90, 110)
 GOOD = random_route(lowest=-1)
@@ -61,7 +62,7 @@ CORRUPT = {
 def test_a_corrupt_partition_is_refused_and_the_good_one_still_runs(side, name, backend):
     before = run(Q, K, V, GOOD, backend=backend)
     bad = dataclasses.replace(GOOD, **{side: changed(getattr(GOOD, side), **CORRUPT[name])})
-    with pytest.raises(PlanError, match=f"route.{side}"):
+    with pytest.raises(RouteError, match=f"route.{side}"):
         run(Q, K, V, bad, backend=backend)
     after = run(Q, K, V, GOOD, backend=backend)
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
@@ -77,25 +78,59 @@ def test_a_corrupt_partition_is_refused_and_the_good_one_still_runs(side, name, 
     ],
 )
 def test_cells_that_do_not_fit(cells, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(RouteError, match=message):
         run(Q, K, V, dataclasses.replace(GOOD, cells=cells))
 
 
 def test_a_route_for_other_tensors():
     for q, k in ((Q[:, :, 1:], K), (Q, K[:, :, 1:]), (Q[:, :1], K[:, :1])):
-        with pytest.raises(PlanError):
+        with pytest.raises(RouteError):
             run(q, k, k, GOOD)
 
 
 @pytest.mark.parametrize(
     "part, shape", [("keys", (1, 2, 5, 3, 15)), ("values", (1, 2, 4, 3, 16)), ("log_weight", (1, 2, 5, 4))]
 )
-def test_extra_keys_that_do_not_fit(part, shape):
-    extra = ExtraKeys(normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3))
-    run(Q, K, V, GOOD, extra=extra, backend="portable")
-    bad = dataclasses.replace(extra, **{part: normal(*shape)})
-    with pytest.raises(PlanError, match=r"extra\."):
-        run(Q, K, V, GOOD, extra=bad, backend="portable")
+def test_summary_keys_that_do_not_fit(part, shape):
+    summary = SummaryKeys(normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3))
+    run(Q, K, V, GOOD, summary=summary, backend="portable")
+    bad = dataclasses.replace(summary, **{part: normal(*shape)})
+    with pytest.raises(RouteError, match=r"summary\."):
+        run(Q, K, V, GOOD, summary=bad, backend="portable")
+
+
+DRIFT = {
+    "basis": (1, 2, 16, 4),
+    "origin": (1, 2, 5, 4),
+    "curve": (1, 2, 5, 4),
+    "slope": (1, 2, 5, 4, 16),
+}
+
+
+@pytest.mark.parametrize("part", DRIFT)
+@pytest.mark.parametrize("change", ["short", "long", "other groups", "flat", "scalar", "integers", "device"])
+def test_a_drift_that_does_not_fit(part, change):
+    summary = SummaryKeys(
+        normal(1, 2, 5, 3, 16),
+        normal(1, 2, 5, 3, 16),
+        normal(1, 2, 5, 3),
+        Drift(**{name: normal(*shape) for name, shape in DRIFT.items()}),
+    )
+    before = run(Q, K, V, GOOD, summary=summary)
+    tensor = getattr(summary.drift, part)
+    wrong = {
+        "short": tensor[..., :-1],
+        "long": torch.cat([tensor, tensor], -1),
+        "other groups": tensor[:, :, 1:],
+        "flat": tensor.flatten(),
+        "scalar": torch.tensor(1.0),
+        "integers": tensor.long(),
+        "device": tensor.to("meta"),
+    }[change]
+    bad = dataclasses.replace(summary, drift=dataclasses.replace(summary.drift, **{part: wrong}))
+    with pytest.raises(RouteError, match=r"summary\.drift\."):
+        run(Q, K, V, GOOD, summary=bad)
+    assert torch.equal(before[0], run(Q, K, V, GOOD, summary=summary)[0])
 
 
 @pytest.mark.parametrize("backend", ["portable", "reference"])
@@ -119,5 +154,5 @@ def test_sizes_without_tokens_are_refused():
     nothing = torch.zeros(1, 1, 0, dtype=torch.long)
     query = Partition.from_labels(torch.zeros(1, 1, 5, dtype=torch.long), 1)
     kv = Partition(nothing, nothing, torch.tensor([[[0, 3]]]))
-    with pytest.raises(PlanError, match=r"route\.kv"):
+    with pytest.raises(RouteError, match=r"route\.kv"):
         run(q, k, k, Route(query, kv, torch.ones(1, 1, 1, 1, dtype=torch.bool)))

@@ -11,11 +11,11 @@ import torch
 
 from residua.errors import BackendError
 from residua.execution import flashinfer as adapter
-from residua.execution import torch_primitives as plain
+from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
-from residua.types import Drift, ExtraKeys, Partition, Route
+from residua.types import Drift, Partition, Route, SummaryKeys
 
 flashinfer = pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
 
@@ -142,7 +142,7 @@ def test_extra_keys_are_merged_in(drifting):
     sizes = ((2, 2, 64, 3), (2, 4, 5, 3), (2, 4, 5, 3), (2, 4, 5, 3, 64))
     basis, origin, curve, slope = (torch.randn(size, generator=generator) / 8 for size in sizes)
     slope[:, :, 3] = torch.nan  # of a group whose keys are all off
-    extra = ExtraKeys(keys, values, weight, Drift(basis, origin, curve.abs(), slope) if drifting else None)
+    extra = SummaryKeys(keys, values, weight, Drift(basis, origin, curve.abs(), slope) if drifting else None)
     wanted, wanted_lse = Reference().attend(q, k, v, route, 0.2, extra)
     with on_cpu("fa2"):
         out, lse = adapter.FlashInferBackend().attend(q, k, v, route, 0.2, extra)

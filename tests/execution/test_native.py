@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.execution import native_abi
-from residua.execution.native import NativeBackend
+from residua.execution.native import NativeBackend, abi
 from residua.execution.reference import Reference
-from residua.types import ExtraKeys, Partition, Route
+from residua.types import Partition, Route, SummaryKeys
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALE = 0.2
 
@@ -46,8 +45,8 @@ def make(
     return q, k, v, Route(partition(g, heads, nq, cq, loose), partition(g, kv_heads, nk, ck, loose), cells)
 
 
-def judge(
-    q: Tensor, k: Tensor, v: Tensor, route: Route, extra: ExtraKeys | None = None, scale: float = SCALE
+def wanted_of(
+    q: Tensor, k: Tensor, v: Tensor, route: Route, extra: SummaryKeys | None = None, scale: float = SCALE
 ):
     return Reference().attend(q.double(), k.double(), v.double(), route, scale, extra)
 
@@ -67,7 +66,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, route: Route) -> Tensor:
 
 
 def assert_close(out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, route: Route) -> None:
-    wanted, wanted_lse = judge(q, k, v, route)
+    wanted, wanted_lse = wanted_of(q, k, v, route)
     error, allowed = (out.double() - wanted).norm(), (plain(q, k, v, route).double() - wanted).norm()
     assert error <= 2 * allowed + 1e-6 * wanted.norm(), f"error {error:.3g}, plain torch has {allowed:.3g}"
     assert torch.equal(lse.isinf(), wanted_lse.isinf())
@@ -107,7 +106,7 @@ def test_value_dim_may_differ(isa, dim, value_dim):
 def test_grouped_heads_loose_tokens_and_low_precision_inputs_to_fp32(isa):
     q, k, v, route = make(301, 203, 64, heads=6, kv_heads=2, loose=0.2, dtype=torch.bfloat16)
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, out_dtype=torch.float32)
-    wanted, _ = judge(q, k, v, route)
+    wanted, _ = wanted_of(q, k, v, route)
     assert out.dtype == torch.float32
     assert (out - wanted).norm() <= 2e-6 * wanted.norm() or isa == "avx512bf16"
     assert (out - wanted).norm() <= 4e-3 * wanted.norm()
@@ -177,9 +176,9 @@ def test_extra_keys(isa, extra_keys, dtype):
     keys, values = rows(g, 1, 2, 5, extra_keys, 48), rows(g, 1, 2, 5, extra_keys, 40)
     keys[weight == -torch.inf] = torch.nan  # a key that is off does not matter, whatever it holds
     route.cells[:, :, 2] = False
-    extra = ExtraKeys(keys, values, weight)
+    extra = SummaryKeys(keys, values, weight)
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)
-    wanted, wanted_lse = judge(q, k, v, route, ExtraKeys(keys.nan_to_num(), values, weight))
+    wanted, wanted_lse = wanted_of(q, k, v, route, SummaryKeys(keys.nan_to_num(), values, weight))
     assert (out.double() - wanted).norm() <= max(1e-6, torch.finfo(dtype).eps / 2) * wanted.norm()
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
 
@@ -190,7 +189,7 @@ def test_extra_keys(isa, extra_keys, dtype):
 def test_scales_that_are_not_positive(isa, scale):
     q, k, v, route = make(70, 90, 32, keep=0.8)
     out, lse = NativeBackend(isa).attend(q, k, v, route, scale)
-    wanted, wanted_lse = judge(q, k, v, route, scale=scale)
+    wanted, wanted_lse = wanted_of(q, k, v, route, scale=scale)
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
 
@@ -233,7 +232,7 @@ def test_extreme_logits_stay_finite(isa, dtype):
     q = (q * math.sqrt(loud)).to(dtype)
     k = (k * math.sqrt(loud)).to(dtype)
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE)
-    wanted, wanted_lse = judge(q, k, v, route)
+    wanted, wanted_lse = wanted_of(q, k, v, route)
     assert out.isfinite().all()
     assert (out.double() - wanted).norm() <= 0.02 * wanted.norm()
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
@@ -317,7 +316,7 @@ def test_logits_of_minus_infinity_weigh_nothing(isa):
         Partition.from_labels(torch.where(torch.arange(300) < 130, -1, 0)[None, None], 1),
         route.cells,
     )
-    wanted, wanted_lse = judge(q, k.nan_to_num(neginf=0), v, tail)
+    wanted, wanted_lse = wanted_of(q, k.nan_to_num(neginf=0), v, tail)
     torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
     k[:] = -torch.inf

@@ -12,15 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.errors import BackendError, PlanError
-from residua.execution import native, native_abi
+from residua.errors import BackendError, RouteError
+from residua.execution import native
 from residua.execution.backend import Demand
-from residua.execution.native import NativeBackend
+from residua.execution.native import NativeBackend, abi
 from residua.types import Partition, Route
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SCALE = 0.2
+SORT_FIELDS = ("heads", "tokens", "groups", "labels", "order", "offsets")
 
 
 def make(tokens: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Route]:
@@ -56,7 +57,7 @@ def test_two_python_threads_may_call_at_once():
 def test_a_partition_that_points_outside_is_refused():
     q, k, v, route = make(60, 16)
     route.kv.order[0, 0, 7] = 60
-    with pytest.raises(PlanError, match="from_labels"):
+    with pytest.raises(RouteError, match="from_labels"):
         NativeBackend().attend(q, k, v, route, SCALE)
 
 
@@ -65,14 +66,14 @@ def test_reasons_name_what_it_takes():
     demand = Demand(torch.device("cpu"), torch.float64, 300, 64)
     reasons = NativeBackend().reasons(demand)
     assert len(reasons) == 2 and "float64" in reasons[0] and "8..256" in reasons[1]
-    assert native.isa() in native_abi.ISAS
+    assert native.isa() in abi.ISAS
 
 
 @needs_library
 def test_the_environment_chooses_the_instruction_set(monkeypatch):
-    monkeypatch.setenv(native_abi.ISA_VARIABLE, "portable")
+    monkeypatch.setenv(abi.ISA_VARIABLE, "portable")
     assert native.isa() == "portable"
-    monkeypatch.setenv(native_abi.ISA_VARIABLE, "avx9000")
+    monkeypatch.setenv(abi.ISA_VARIABLE, "avx9000")
     assert "avx9000" in str(NativeBackend().unavailable())
     with pytest.raises(BackendError, match="avx9000"):
         native.isa()
@@ -94,18 +95,45 @@ def test_works_in_a_forked_child():
 
 
 def test_a_missing_library_says_why(tmp_path: Path):
-    assert "was not built: reinstall" in str(native_abi.Library(tmp_path).missing)
+    assert "was not built: reinstall" in str(abi.Library(tmp_path).missing)
     (tmp_path / "_native.txt").write_text("CompileError: no g++\n")
-    library = native_abi.Library(tmp_path)
+    library = abi.Library(tmp_path)
     assert library.missing == "the native library was not built: CompileError: no g++"
     assert library.isas == ()
     with pytest.raises(BackendError, match="no g"):
-        library.run("attend", native_abi.AttendArgs(), 0)
+        library.run("sort_groups", abi.SortArgs(**dict.fromkeys(SORT_FIELDS, 0)), 0)
 
 
 def test_a_broken_library_says_so(tmp_path: Path):
     (tmp_path / "_native.so").write_bytes(b"not a library")
-    assert "does not load" in str(native_abi.Library(tmp_path).missing)
+    assert "does not load" in str(abi.Library(tmp_path).missing)
+
+
+def test_arguments_are_built_by_keyword_and_completely():
+    with pytest.raises(TypeError):
+        abi.SortArgs(1, 2, 3)
+    for wrong in (dict.fromkeys(SORT_FIELDS[1:], 0), dict.fromkeys((*SORT_FIELDS, "rank"), 0)):
+        with pytest.raises(TypeError, match="each of its fields"):
+            abi.SortArgs(**wrong)
+
+
+@needs_library
+def test_a_library_whose_structs_differ_is_not_used(monkeypatch):
+    class Longer(abi.Args):
+        _fields_ = (*abi.KmeansArgs._fields_, ("more", abi.c_int64))
+
+    place = abi.STRUCTS.index(abi.KmeansArgs)
+    folder = Path(abi.__file__).parent
+    monkeypatch.setattr(abi, "STRUCTS", (*abi.STRUCTS[:place], Longer, *abi.STRUCTS[place + 1 :]))
+    assert "Longer has 80 bytes in the native library, 88 in this package" in str(abi.Library(folder).missing)
+    monkeypatch.setattr(abi, "STRUCTS", abi.STRUCTS[:-1])
+    assert "reinstall" in str(abi.Library(folder).missing)
+
+
+@needs_library
+def test_a_library_of_another_version_is_not_used(monkeypatch):
+    monkeypatch.setattr(abi, "ABI_VERSION", 1000)
+    assert "this package 1000; reinstall" in str(abi.Library(Path(abi.__file__).parent).missing)
 
 
 @needs_library

@@ -8,17 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.errors import PlanError
-from residua.execution import native_abi
-from residua.execution import torch_primitives as plain
-from residua.execution.native import NativeBackend
+from residua.errors import RouteError
+from residua.execution import plain
+from residua.execution.native import NativeBackend, abi
 from residua.execution.portable import Portable
 from residua.execution.reference import Reference
-from residua.types import DRIFT_MOST, Drift, ExtraKeys, Partition, Route
+from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DIMS = [(8, 20), (20, 8), (64, 96), (96, 64), (128, 128)]
@@ -52,7 +51,7 @@ def threads():
 def drifting(
     dim: int, value_dim: int, dtype: torch.dtype = torch.float32, *, tokens: int = 257, count: int = 5,
     rank: int = 16,
-) -> tuple[Tensor, Tensor, Tensor, Route, ExtraKeys]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Route, SummaryKeys]:  # fmt: skip
     """Four heads on two K/V heads, seven query groups; about a third of the extra keys is switched off."""
     heads, kv_heads, cq, ck = 4, 2, 7, 9
     q, k, v = (
@@ -68,19 +67,19 @@ def drifting(
     drift = Drift(
         rows(6, 1, kv_heads, dim, rank) / dim**0.5,
         rows(7, 1, heads, cq, rank),
-        rows(8, 1, heads, cq, rank).abs() / (2 * rank) * DRIFT_MOST,
+        rows(8, 1, heads, cq, rank).abs() / (2 * rank) * MAX_BEND,
         rows(9, 1, heads, cq, rank, value_dim) / rank**0.5,
     )
     route = Route(partition(10, heads, tokens, cq), partition(12, kv_heads, tokens, ck), cells)
     keys, values = rows(14, 1, heads, cq, count, dim), rows(15, 1, heads, cq, count, value_dim)
-    return q, k, v, route, ExtraKeys(keys, values, weight, drift)
+    return q, k, v, route, SummaryKeys(keys, values, weight, drift)
 
 
-def judge(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, extra: ExtraKeys):
+def validate(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, extra: SummaryKeys):
     return Reference().attend(q.double(), k.double(), v.double(), route, scale, extra)
 
 
-def plain_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, extra: ExtraKeys) -> Tensor:
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, extra: SummaryKeys) -> Tensor:
     """Attention over kept and extra keys by torch in the dtype of q: the error that is allowed twice."""
     assert extra.drift is not None
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=q.dtype)
@@ -100,7 +99,7 @@ def plain_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, ex
             )  # fmt: skip
             x = q[0, h, own]
             y = x @ basis - origin
-            bend = (y.square() @ curve).clamp(max=DRIFT_MOST)[:, None]
+            bend = (y.square() @ curve).clamp(max=MAX_BEND)[:, None]
             logits = torch.cat([x @ k[0, g, seen].mT * scale, x @ more.mT * scale + weight + bend], 1)
             share = logits.softmax(-1)
             tail = share[:, seen.sum() :]
@@ -114,12 +113,12 @@ def plain_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, ex
 def test_drift_error_is_at_most_twice_that_of_plain_torch(isa, dtype, dim, value_dim):
     q, k, v, route, extra = drifting(dim, value_dim, dtype)
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)
-    wanted, wanted_lse = judge(q, k, v, route, SCALE, extra)
+    wanted, wanted_lse = validate(q, k, v, route, SCALE, extra)
     allowed = (plain_attend(q, k, v, route, SCALE, extra).double() - wanted).norm()
     error = (out.double() - wanted).norm()
     assert error <= 2 * allowed + 1e-6 * wanted.norm(), f"error {error:.3g}, plain torch has {allowed:.3g}"
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=2e-5)
-    still, still_lse = judge(q, k, v, route, SCALE, replace(extra, drift=None))
+    still, still_lse = validate(q, k, v, route, SCALE, replace(extra, drift=None))
     assert (still - wanted).norm() > 0.05 * wanted.norm() and (still_lse != wanted_lse).any()
 
 
@@ -128,7 +127,7 @@ def test_drift_error_is_at_most_twice_that_of_plain_torch(isa, dtype, dim, value
 def test_drift_at_any_scale_and_rank(isa, scale, rank):
     q, k, v, route, extra = drifting(20, 24, count=70, rank=rank)
     out, lse = NativeBackend(isa).attend(q, k, v, route, scale, extra)
-    wanted, wanted_lse = judge(q, k, v, route, scale, extra)
+    wanted, wanted_lse = validate(q, k, v, route, scale, extra)
     assert (out.double() - wanted).norm() <= 2e-6 * wanted.norm()
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
 
@@ -152,7 +151,7 @@ def test_drift_of_a_tail_that_is_nothing_or_everything(isa, weight):
     q, k, v, route, extra = drifting(64, 64)
     extra = replace(extra, log_weight=extra.log_weight + weight)
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)
-    wanted, wanted_lse = judge(q, k, v, route, SCALE, extra)
+    wanted, wanted_lse = validate(q, k, v, route, SCALE, extra)
     assert (out.double() - wanted).norm() <= 1e-5 * wanted.norm()
     torch.testing.assert_close(lse, wanted_lse, rtol=1e-5, atol=1e-5)
 
@@ -276,12 +275,12 @@ def test_a_weight_that_overflows_is_infinite(isa):
 def test_slots_and_partitions_that_point_outside_are_refused(isa):
     anchors, k, v, kv, slots, log_mass = slotted(16, 16)
     slots[0, 1, 2, 3] = log_mass.shape[-1]
-    with pytest.raises(PlanError, match="slots"):
+    with pytest.raises(RouteError, match="slots"):
         NativeBackend(isa).slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
     kv.order[0, 1, 5] = k.shape[2]
-    with pytest.raises(PlanError, match="from_labels"):
+    with pytest.raises(RouteError, match="from_labels"):
         NativeBackend(isa).slot_means(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE)
-    with pytest.raises(PlanError, match="from_labels"):
+    with pytest.raises(RouteError, match="from_labels"):
         NativeBackend(isa).group_covariance(rows(0, *k.shape[:3], 4), v, kv)
 
 

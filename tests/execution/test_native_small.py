@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.errors import PlanError
-from residua.execution import native_abi
-from residua.execution import torch_primitives as plain
-from residua.execution.native import NativeBackend
+from residua.errors import RouteError
+from residua.execution import plain
+from residua.execution.native import NativeBackend, abi
 from residua.types import Partition
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -124,9 +123,9 @@ def test_sort_groups(isa, tokens, groups):
 
 def test_labels_outside_are_refused(isa):
     labels = torch.full((1, 1, 5), 3)
-    with pytest.raises(PlanError):
+    with pytest.raises(RouteError):
         NativeBackend(isa).sort_groups(labels, 3)
-    with pytest.raises(PlanError):
+    with pytest.raises(RouteError):
         NativeBackend(isa).central_rows(torch.zeros(1, 1, 5, 2), labels, 3, 2)
 
 
@@ -169,41 +168,41 @@ def test_spend(isa, cells, budget):
 
 @pytest.mark.parametrize("probes,dim", [(1, 8), (20, 40), (40, 40), (64, 128), (90, 33)])
 @pytest.mark.parametrize("ridge", [0.0, 0.1, 10.0])
-def test_fit_repair(isa, probes, dim, ridge):
+def test_fit_residual(isa, probes, dim, ridge):
     x = normal(0, 2, 2, probes, dim, dtype=torch.float32) + 1
     residual = normal(1, 2, 2, probes, dim, dtype=torch.float32) * torch.logspace(0, -2, dim)
     weights = normal(2, 2, 2, probes, dtype=torch.float32).square() + 0.1
     rank = min(7, probes, dim)
-    found = NativeBackend(isa).fit_repair(x, residual, weights, 7, ridge, True)
-    wanted = plain.fit_repair(x, residual, weights, 7, ridge, True)
-    assert [t.shape for t in found] == [t.shape for t in wanted]
-    assert found[0].shape == (2, 2, dim, rank)
+    found = NativeBackend(isa).fit_residual(x, residual, weights, 7, ridge, True)
+    wanted = plain.fit_residual(x, residual, weights, 7, ridge, True)
+    for name in ("left", "right", "bias", "left_out"):
+        assert getattr(found, name).shape == getattr(wanted, name).shape
+    assert found.left.shape == (2, 2, dim, rank)
     # eigenvectors have no sign, so the factors are compared by their product
     close = {"rtol": 1e-4, "atol": 1e-5} if ridge else {"rtol": 1e-2, "atol": 1e-3}
-    torch.testing.assert_close(found[0] @ found[1], wanted[0] @ wanted[1], **close)
-    torch.testing.assert_close(found[2], wanted[2], **close)
-    torch.testing.assert_close(found[3], wanted[3], **close)
+    torch.testing.assert_close(found.left @ found.right, wanted.left @ wanted.right, **close)
+    torch.testing.assert_close(found.bias, wanted.bias, **close)
+    torch.testing.assert_close(found.left_out, wanted.left_out, **close)
 
 
-def test_fit_repair_with_probes_that_are_not_finite(isa):
+def test_fit_residual_with_probes_that_are_not_finite(isa):
     x, residual = (normal(seed, 1, 1, 30, 16, dtype=torch.float32) for seed in (0, 1))
     weights = torch.ones(1, 1, 30)
     x[0, 0, 4, 3], residual[0, 0, 4] = torch.nan, torch.nan  # lost, so left out
     residual[0, 0, 9, 5] = torch.inf  # seen among the skipped keys, so passed on
-    found = NativeBackend(isa).fit_repair(x, residual, weights, 5, 0.1, True)
-    wanted = plain.fit_repair(x, residual, weights, 5, 0.1, True)
-    assert bool(found[2][0, 0, 5].isnan()) and int(found[2].isnan().sum()) == 1
-    torch.testing.assert_close(found[0] @ found[1], wanted[0] @ wanted[1], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[2], wanted[2], rtol=1e-4, atol=1e-5, equal_nan=True)
-    torch.testing.assert_close(found[3], wanted[3], rtol=1e-4, atol=1e-5)
+    found = NativeBackend(isa).fit_residual(x, residual, weights, 5, 0.1, True)
+    wanted = plain.fit_residual(x, residual, weights, 5, 0.1, True)
+    assert bool(found.bias[0, 0, 5].isnan()) and int(found.bias.isnan().sum()) == 1
+    torch.testing.assert_close(found.left @ found.right, wanted.left @ wanted.right, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.bias, wanted.bias, rtol=1e-4, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(found.left_out, wanted.left_out, rtol=1e-4, atol=1e-5)
 
 
-def test_fit_repair_of_nothing(isa):
+def test_fit_residual_of_nothing(isa):
     nothing = torch.zeros(1, 1, 20, 8)
     for weights in (torch.ones(1, 1, 20), torch.zeros(1, 1, 20)):
-        assert not any(
-            t.any() for t in NativeBackend(isa).fit_repair(nothing, nothing, weights, 4, 0.1, True)
-        )
+        fit = NativeBackend(isa).fit_residual(nothing, nothing, weights, 4, 0.1, True)
+        assert not any(t.any() for t in (fit.left, fit.right, fit.bias, fit.left_out))
 
 
 def test_only_finite(isa):

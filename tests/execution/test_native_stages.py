@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from residua.errors import PlanError
-from residua.execution import native_abi
-from residua.execution import torch_primitives as plain
-from residua.execution.native import NativeBackend
+from residua.errors import RouteError
+from residua.execution import plain
+from residua.execution.native import NativeBackend, abi
 from residua.types import Partition
 
-MISSING = native_abi.library().missing
+MISSING = abi.library().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", native_abi.library().isas)
+on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALE = 0.2
@@ -149,7 +148,7 @@ def test_gather_rows(isa, dtype):
 
 
 def test_gather_rows_refuses_indices_outside(isa):
-    with pytest.raises(PlanError):
+    with pytest.raises(RouteError):
         NativeBackend(isa).gather_rows(rows(0, 1, 1, 10, 8), torch.full((1, 1, 3), 10))
 
 

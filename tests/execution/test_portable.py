@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import expand_heads, masked_attention, normal, qkv, random_route, route_mask, worst
 
-from residua import ExtraKeys, Partition, Route
-from residua.execution import portable, run
+from residua import Partition, Route, SummaryKeys
+from residua.execution import run
 from residua.types import Drift
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -109,7 +109,7 @@ def test_one_group_with_nearly_all_tokens(monkeypatch):
     route = Route(Partition.from_labels(query, 6), Partition.from_labels(kv, 7), cells)
     wanted, _ = masked_attention(q, k, v, route_mask(route, 500, 600))
     assert worst(run(q, k, v, route, backend="portable")[0], wanted) < 1e-6
-    monkeypatch.setattr(portable, "CHUNK_BYTES", 4 * 600 * 7)
+    monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 4 * 600 * 7)
     assert worst(run(q, k, v, route, backend="portable")[0], wanted) < 1e-6
 
 
@@ -133,9 +133,9 @@ def test_what_stands_in_skipped_groups_does_not_matter(value, backend):
 def test_nan_reaches_only_the_rows_that_keep_it(backend, with_extra):
     q, k, v = qkv(1, 2, 2, 90, 110)
     route = random_route(seed=5, lowest=-1)
-    extra = ExtraKeys(normal(1, 2, 5, 2, 16), normal(1, 2, 5, 2, 16, seed=1), torch.zeros(1, 2, 5, 2))
+    summary = SummaryKeys(normal(1, 2, 5, 2, 16), normal(1, 2, 5, 2, 16, seed=1), torch.zeros(1, 2, 5, 2))
     v[0, 0, 17], k[0, 1, 40] = math.nan, math.nan
-    out, _ = run(q, k, v, route, backend=backend, extra=extra if with_extra else None)
+    out, _ = run(q, k, v, route, backend=backend, summary=summary if with_extra else None)
     mask = route_mask(route, 90, 110)
     lost = torch.stack([mask[0, 0, :, 17], mask[0, 1, :, 40]])
     assert lost.any() and not lost.all()
@@ -144,7 +144,7 @@ def test_nan_reaches_only_the_rows_that_keep_it(backend, with_extra):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("keep", [0.5, 0.0])
-def test_extra_keys(dtype, keep):
+def test_summary_keys(dtype, keep):
     """Beside kept cells, and alone; one of them switched off, with NaN behind the switch."""
     q, k, v = qkv(2, 4, 2, 50, 60, 8, 5, dtype=dtype)
     route = random_route(2, 4, 2, 50, 60, 4, 5, keep, seed=9, lowest=-1)
@@ -152,9 +152,9 @@ def test_extra_keys(dtype, keep):
     log_weight = 2 + normal(2, 4, 4, 3, seed=13)
     log_weight[..., 1] = -math.inf
     judge = run(q.double(), k.double(), v.double(), route, backend="reference",
-                extra=ExtraKeys(keys.double(), values.double(), log_weight))  # fmt: skip
+                summary=SummaryKeys(keys.double(), values.double(), log_weight))  # fmt: skip
     keys[..., 1, :] = values[..., 1, :] = math.nan
-    out, lse = run(q, k, v, route, backend="portable", extra=ExtraKeys(keys, values, log_weight))
+    out, lse = run(q, k, v, route, backend="portable", summary=SummaryKeys(keys, values, log_weight))
     assert worst(out, judge[0]) <= 2 * torch.finfo(dtype).eps + 1e-6
     assert torch.allclose(lse, judge[1], atol=1e-4)
     without, _ = run(q, k, v, route, backend="portable")
@@ -169,52 +169,54 @@ def drifting(dtype=torch.float32, curve=0.1):
     log_weight[0, 2, 1] = -math.inf  # a group without any
     drift = Drift(normal(2, 2, 8, 3, seed=14), normal(2, 4, 4, 3, seed=15),
                   curve * normal(2, 4, 4, 3, seed=16).abs(), normal(2, 4, 4, 3, 5, seed=17))  # fmt: skip
-    return ExtraKeys(keys, values, log_weight, drift)
+    return SummaryKeys(keys, values, log_weight, drift)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("keep", [0.5, 0.0])
 @pytest.mark.parametrize("curve", [1e-3, 0.1])
-def test_extra_keys_that_drift(dtype, keep, curve, monkeypatch):
+def test_summary_keys_that_drift(dtype, keep, curve, monkeypatch):
     """As the judge does, also where the second order is cut off, and in pieces."""
     q, k, v = qkv(2, 4, 2, 50, 60, 8, 5, dtype=dtype)
     route = random_route(2, 4, 2, 50, 60, 4, 5, keep, seed=9, lowest=-1)
-    extra = drifting(dtype, curve)
+    summary = drifting(dtype, curve)
     own = [torch.take_along_dim(x.double(), route.query.labels.clamp(min=0)[..., None], 2)
-           for x in (extra.drift.origin, extra.drift.curve)]  # fmt: skip
-    y = q.double() @ extra.drift.basis.double().repeat_interleave(2, 1) - own[0]
+           for x in (summary.drift.origin, summary.drift.curve)]  # fmt: skip
+    y = q.double() @ summary.drift.basis.double().repeat_interleave(2, 1) - own[0]
     assert ((y.square() * own[1]).sum(-1) > 0.5).any() == (curve == 0.1)
-    judge = run(q.double(), k.double(), v.double(), route, backend="reference", extra=extra)
-    out, lse = run(q, k, v, route, backend="portable", extra=extra)
+    judge = run(q.double(), k.double(), v.double(), route, backend="reference", summary=summary)
+    out, lse = run(q, k, v, route, backend="portable", summary=summary)
     allowed = 1e-12 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps + 3e-6
     assert worst(out, judge[0]) <= allowed and torch.allclose(lse, judge[1], atol=1e-4)
-    still = ExtraKeys(extra.keys, extra.values, extra.log_weight)
-    assert worst(run(q, k, v, route, backend="portable", extra=still)[0], judge[0]) > 0.02
-    monkeypatch.setattr(portable, "CHUNK_BYTES", 4 * 60 * 3)
-    pieces, _ = run(q, k, v, route, backend="portable", extra=extra)
+    still = SummaryKeys(summary.keys, summary.values, summary.log_weight)
+    assert worst(run(q, k, v, route, backend="portable", summary=still)[0], judge[0]) > 0.02
+    monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 4 * 60 * 3)
+    pieces, _ = run(q, k, v, route, backend="portable", summary=summary)
     assert worst(pieces, judge[0]) <= allowed
 
 
 def test_drift_with_nothing_switched_on_changes_nothing():
     q, k, v = qkv(2, 4, 2, 50, 60, 8, 5)
     route = random_route(2, 4, 2, 50, 60, 4, 5, seed=9, lowest=-1)
-    extra = drifting()
-    off = ExtraKeys(extra.keys, extra.values, torch.full_like(extra.log_weight, -math.inf), extra.drift)
+    summary = drifting()
+    off = SummaryKeys(
+        summary.keys, summary.values, torch.full_like(summary.log_weight, -math.inf), summary.drift
+    )
     for backend in ("portable", "reference"):
-        with_off, without = (run(q, k, v, route, backend=backend, extra=x) for x in (off, None))
+        with_off, without = (run(q, k, v, route, backend=backend, summary=x) for x in (off, None))
         assert worst(with_off[0], without[0].double()) < 1e-6
         assert torch.allclose(with_off[1], without[1], atol=1e-5)
 
 
-def test_an_extra_key_stands_for_many():
-    """m copies of a key in a skipped group are one extra key with log-weight log m."""
+def test_an_summary_key_stands_for_many():
+    """m copies of a key in a skipped group are one summary key with log-weight log m."""
     q, k, v = qkv(1, 1, 1, 20, 40)
     k[0, 0, 30:], v[0, 0, 30:] = k[0, 0, 30], v[0, 0, 30]
     kv = Partition.from_labels((torch.arange(40) >= 30).long().view(1, 1, 40), 2)
     query = Partition.from_labels(torch.zeros(1, 1, 20, dtype=torch.long), 1)
     route = Route(query, kv, torch.tensor([[[[True, False]]]]))
-    extra = ExtraKeys(k[:, :, None, 30:31], v[:, :, None, 30:31], torch.full((1, 1, 1, 1), math.log(10)))
-    out, _ = run(q, k, v, route, backend="portable", extra=extra)
+    summary = SummaryKeys(k[:, :, None, 30:31], v[:, :, None, 30:31], torch.full((1, 1, 1, 1), math.log(10)))
+    out, _ = run(q, k, v, route, backend="portable", summary=summary)
     assert worst(out, masked_attention(q, k, v)[0]) < 1e-6
 
 

@@ -9,20 +9,21 @@ import torch
 from oracle import masked_attention, normal, qkv, random_route, worst
 
 from residua import Partition
-from residua.execution import torch_primitives as plain
+from residua.execution import plain
+from residua.execution.plain.grouping import assign, count_labels
 
 
 @pytest.fixture(params=["whole", "chunks"], autouse=True)
 def chunk(request, monkeypatch):
     if request.param == "chunks":
-        monkeypatch.setattr(plain, "CHUNK_BYTES", 3000)
+        monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 3000)
 
 
 def test_assign_takes_the_nearest_and_the_lowest_of_equals():
     x = torch.randint(-9, 9, (2, 70, 3), generator=torch.Generator().manual_seed(0)).float()
     centres = torch.randint(-9, 9, (2, 11, 3), generator=torch.Generator().manual_seed(1)).float()
     centres[:, 7] = centres[:, 2]
-    labels = plain.assign(x, centres)
+    labels = assign(x, centres)
     for h in range(2):
         for i in range(70):
             distances = [float((x[h, i] - c).square().sum()) for c in centres[h]]
@@ -32,13 +33,13 @@ def test_assign_takes_the_nearest_and_the_lowest_of_equals():
 def test_assign_never_leaves_the_range_on_nan():
     x, centres = normal(1, 20, 3), normal(1, 4, 3, seed=1)
     x[0, 3], centres[0, 2] = math.nan, math.nan
-    labels = plain.assign(x, centres)
+    labels = assign(x, centres)
     assert ((labels >= 0) & (labels < 4)).all()
 
 
 def test_count_labels_ignores_negative_ones():
     labels = torch.tensor([[0, 2, -1, 2], [-1, -1, -1, -1]])
-    assert plain.count_labels(labels, 4).tolist() == [[1, 0, 2, 0], [0, 0, 0, 0]]
+    assert count_labels(labels, 4).tolist() == [[1, 0, 2, 0], [0, 0, 0, 0]]
 
 
 def test_group_means_with_empty_groups_and_padding():

@@ -8,14 +8,14 @@ import pytest
 import torch
 from oracle import masked_attention, normal, qkv, random_route, route_mask
 
-from residua import ExtraKeys, Route
+from residua import Route, SummaryKeys
 from residua.execution import run
 from residua.types import Drift
 
 F64 = torch.float64
 
 
-def row_by_row(q, k, v, route, scale, extra=None):
+def row_by_row(q, k, v, route, scale, summary=None):
     """Every row on its own, with Python sums."""
     mask = route_mask(route, q.shape[2], k.shape[2])
     shares = q.shape[1] // k.shape[1]
@@ -24,14 +24,20 @@ def row_by_row(q, k, v, route, scale, extra=None):
     for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
         g, a = h // shares, int(route.query.labels[b, h, i])
         seen = [(scale * float(q[b, h, i] @ k[b, g, j]), v[b, g, j]) for j in mask[b, h, i].nonzero()[:, 0]]
-        if extra is not None and a >= 0:
-            for t in range(extra.log_weight.shape[-1]):
-                logit = scale * float(q[b, h, i] @ extra.keys[b, h, a, t].double())
-                logit += float(extra.log_weight[b, h, a, t])
-                value = extra.values[b, h, a, t].double()
-                if extra.drift is not None:
-                    curve, slope = extra.drift.curve[b, h, a].double(), extra.drift.slope[b, h, a].double()
-                    y = q[b, h, i] @ extra.drift.basis[b, g].double() - extra.drift.origin[b, h, a].double()
+        if summary is not None and a >= 0:
+            for t in range(summary.log_weight.shape[-1]):
+                logit = scale * float(q[b, h, i] @ summary.keys[b, h, a, t].double())
+                logit += float(summary.log_weight[b, h, a, t])
+                value = summary.values[b, h, a, t].double()
+                if summary.drift is not None:
+                    curve, slope = (
+                        summary.drift.curve[b, h, a].double(),
+                        summary.drift.slope[b, h, a].double(),
+                    )
+                    y = (
+                        q[b, h, i] @ summary.drift.basis[b, g].double()
+                        - summary.drift.origin[b, h, a].double()
+                    )
                     logit += min(math.fsum((y * y * curve).tolist()), 0.5)
                     value = value + sum(float(y[r]) * slope[r] for r in range(len(y)))
                 seen.append((logit, value))
@@ -55,7 +61,7 @@ def test_against_row_by_row(kv_heads, lowest):
 
 
 @pytest.mark.parametrize("drifts", [False, True])
-def test_extra_keys_against_row_by_row(drifts):
+def test_summary_keys_against_row_by_row(drifts):
     q, k, v = qkv(1, 2, 1, 12, 10, 4, 3, dtype=F64)
     route = random_route(1, 2, 1, 12, 10, 3, 4, seed=2, lowest=-1)
     log_weight = normal(1, 2, 3, 2, seed=7)
@@ -64,11 +70,11 @@ def test_extra_keys_against_row_by_row(drifts):
     drift = Drift(
         normal(1, 1, 4, 2, seed=10), normal(1, 2, 3, 2, seed=11), curve, normal(1, 2, 3, 2, 3, seed=13)
     )
-    extra = ExtraKeys(
+    summary = SummaryKeys(
         normal(1, 2, 3, 2, 4, seed=8), normal(1, 2, 3, 2, 3, seed=9), log_weight, drift if drifts else None
     )
-    wanted, lse = row_by_row(q, k, v, route, 0.5, extra)
-    out, found = run(q, k, v, route, backend="reference", extra=extra)
+    wanted, lse = row_by_row(q, k, v, route, 0.5, summary)
+    out, found = run(q, k, v, route, backend="reference", summary=summary)
     assert torch.allclose(out, wanted, atol=1e-12) and torch.allclose(found.double(), lse, atol=1e-5)
 
 
@@ -88,6 +94,6 @@ def test_hard_drop_residual_identity(backend, tolerance):
 
 
 def test_it_is_never_chosen_by_itself():
-    from residua.execution import Demand, select
+    from residua.execution import Demand, choose_backend
 
-    assert select("auto", Demand(torch.device("cpu"), F64, 8, 8)).name != "reference"
+    assert choose_backend("auto", Demand(torch.device("cpu"), F64, 8, 8)).name != "reference"

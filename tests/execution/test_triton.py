@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from residua.errors import BackendError
-from residua.execution.backend import Demand, select
+from residua.execution.backend import Demand, choose_backend
 from residua.execution.triton import TritonBackend
 
 HERE = Path(__file__).parent / "triton_interpreter"
@@ -95,7 +95,7 @@ def test_without_a_gpu_there_is_a_reason():
         (reason,) = TritonBackend().reasons(Demand(CPU, torch.float32, 64, 64))
         assert "no CUDA device" in reason
         with pytest.raises(BackendError, match="no CUDA device"):
-            select("triton", Demand(CPU, torch.float32, 64, 64))
+            choose_backend("triton", Demand(CPU, torch.float32, 64, 64))
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_on_a_gpu_auto_prefers_flashinfer_then_triton():
             mock.patch.object(torch.cuda, "get_device_capability", lambda device, found=capability: found),
             mock.patch.object(flashinfer, "missing_flashinfer", lambda: None),
         ):
-            assert select("auto", Demand(CUDA, torch.bfloat16, 128, 128)).name == chosen
-            assert select("auto", Demand(CUDA, torch.float32, 96, 96)).name == "triton"
+            assert choose_backend("auto", Demand(CUDA, torch.bfloat16, 128, 128)).name == chosen
+            assert choose_backend("auto", Demand(CUDA, torch.float32, 96, 96)).name == "triton"
 
 
 def test_a_kernel_that_does_not_build_names_the_way_out(monkeypatch):

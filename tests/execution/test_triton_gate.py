@@ -151,18 +151,22 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("repair", "launched"),
+    ("reconstruction", "launched"),
     [
         ("anchored", {"slots_kernel", "covariance_kernel", "drift_kernel"}),
         ("probe", {"rows_kernel", "merge_kernel", "affine_kernel"}),
     ],
 )
 @pytest.mark.parametrize("text", [False, True])
-def test_a_warm_call_never_leaves_the_device(text, repair, launched):
+def test_a_warm_call_never_leaves_the_device(text, reconstruction, launched):
     """Tensors without memory have no values: whatever reads one on the host fails. What is left are the waits
     inside torch's own functions, and these are known."""
     attention = importlib.import_module("residua.attention")
-    q, state, config = tokens(128, torch.bfloat16), residua.State(), residua.Config(repair=repair)
+    q, state, config = (
+        tokens(128, torch.bfloat16),
+        residua.State(),
+        residua.Config(reconstruction=reconstruction),
+    )
     span = (75000, 75600)
     options = (
         {"pinned_keys": span, "exact_queries": span, "key_mask": empty(1, 75600, dtype=torch.bool)}
@@ -172,7 +176,7 @@ def test_a_warm_call_never_leaves_the_device(text, repair, launched):
     # autocast does not know the meta device, and is off inside a call anyway
     with (
         launches() as seen,
-        mock.patch.object(attention, "select", lambda *_: TritonBackend()),
+        mock.patch.object(attention, "choose_backend", lambda *_: TritonBackend()),
         mock.patch.object(torch, "autocast", lambda *_, **__: nullcontext()),
     ):
         residua.attention(q, q, q, config, state, **options)

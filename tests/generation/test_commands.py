@@ -57,7 +57,7 @@ def test_demo_writes_its_folder_and_may_run_again(weights, elsewhere):
     facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
     assert facts["prompt"] == PROMPT and facts["lpips"] is None and facts["psnr"] > 0
     assert facts["settings"][0]["config"]["density"] == 0.5
-    assert facts["settings"][0]["config"]["repair"] == "anchored"
+    assert facts["settings"][0]["config"]["reconstruction"] == "anchored"
     assert facts["cost"] > facts["density"] > 0 and facts["error"] > 0 and facts["quality"] is None
 
 
@@ -85,7 +85,7 @@ def test_demo_with_an_error_bound_that_nothing_keeps(weights, elsewhere):
 
 def test_demo_without_dense_replaces_the_older_results(weights, elsewhere):
     assert run("demo", "--model", weights, *TINY).exit_code == 0
-    found = run("demo", "--model", weights, "--no-dense", "--repair", "none", *TINY)
+    found = run("demo", "--model", weights, "--no-dense", "--reconstruction", "none", *TINY)
     assert found.exit_code == 0, found.output
     assert "dense.mp4" not in listing(elsewhere / "residua-demo")
     facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
@@ -99,13 +99,16 @@ def test_demo_without_dense_replaces_the_older_results(weights, elsewhere):
         (("--density", "0"), "Config.density"),
         (("--density", "nan"), "Config.density"),
         (("--max-error", "0"), "Config.max_error"),
-        (("--max-error", "0.1", "--repair", "probe"), "needs an error estimate"),
+        (("--max-error", "0.1", "--reconstruction", "probe"), "needs an error estimate"),
         (("--quality", "best"), "wanted one of 'faithful', 'balanced', 'fast'"),
         (("--quality", "fast", "--density", "0.3"), "together with --density"),
-        (("--quality", "fast", "--max-error", "0.3", "--repair", "none"), "with --max-error, --repair"),
+        (
+            ("--quality", "fast", "--max-error", "0.3", "--reconstruction", "none"),
+            "with --max-error, --reconstruction",
+        ),
         (("--size", "18"), "multiples of 4"),
         (("--size", "big"), "wanted one number"),
-        (("--repair", "magic"), "Config.repair"),
+        (("--reconstruction", "magic"), "Config.reconstruction"),
         (("--dense-steps", "many"), "--dense-steps"),
         (("--dense-steps", "1.5"), "dense_steps"),
         (("--lpips", "nothing.safetensors"), "cannot be read"),
@@ -181,8 +184,8 @@ def test_generate_compares_from_an_image(weights, elsewhere):
 
 def test_generate_takes_method_options_over_the_preset_or_a_file(weights, elsewhere):
     (elsewhere / "settings.toml").write_text("density = 0.5\nprobes = 8\n")
-    over_a_file = ("--config", "settings.toml", "--max-error", "0.5", "--repair", "tail")
-    for number, options in enumerate((over_a_file, ("--repair", "none"), ("--quality", "fast"))):
+    over_a_file = ("--config", "settings.toml", "--max-error", "0.5", "--reconstruction", "tail")
+    for number, options in enumerate((over_a_file, ("--reconstruction", "none"), ("--quality", "fast"))):
         found = run(
             "generate", "--model", weights, "--prompt", PROMPT, "--out", f"{number}.mp4", "--compare",
             "--dense-steps", "0", "--min-tokens", "0", *options, *TINY,
@@ -190,8 +193,8 @@ def test_generate_takes_method_options_over_the_preset_or_a_file(weights, elsewh
         assert found.exit_code == 0, found.output
     read = [json.loads((elsewhere / f"{number}.report.json").read_text()) for number in range(3)]
     one, two, three = (facts["settings"][0]["config"] for facts in read)
-    assert (one["density"], one["probes"], one["max_error"], one["repair"]) == (0.5, 8, 0.5, "tail")
-    assert (two["density"], two["max_error"], two["repair"]) == (0.22, None, "none")
+    assert (one["density"], one["probes"], one["max_error"], one["reconstruction"]) == (0.5, 8, 0.5, "tail")
+    assert (two["density"], two["max_error"], two["reconstruction"]) == (0.22, None, "none")
     assert (three["max_error"], read[2]["quality"]) == (QUALITIES["fast"].max_error, "fast")
 
 
@@ -200,7 +203,7 @@ def test_generate_takes_method_options_over_the_preset_or_a_file(weights, elsewh
     [
         (("--quality", "fast", "--config", "x.toml"), "together with --config"),
         (("--max-error", "2"), "Config.max_error"),
-        (("--repair", "magic"), "Config.repair"),
+        (("--reconstruction", "magic"), "Config.reconstruction"),
         (("--out", "v.avi"), "ends in .mp4"),
         (("--image", "nothing.png"), "--image"),
         (("--dtype", "int8"), "dtype"),
@@ -232,7 +235,7 @@ def test_generate_without_network_or_model_says_what_to_do(monkeypatch, elsewher
 def test_compare_writes_table_json_and_plot(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.3,0.6", "--partitions", "semantic,response",
-        "--repairs", "none,probe", "--min-tokens", "0", "--dense-steps", "0", *TINY,
+        "--reconstructions", "none,probe", "--min-tokens", "0", "--dense-steps", "0", *TINY,
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     out = elsewhere / "residua-compare"
@@ -240,7 +243,7 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
     facts = json.loads((out / "compare.json").read_text())
     rows = facts["rows"]
     assert len(rows) == 1 + 8 and rows[0]["partition"] == "dense" and rows[0]["density"] == 1.0
-    assert {(r["partition"], r["repair"], r["target"]) for r in rows[1:]} == {
+    assert {(r["partition"], r["reconstruction"], r["target"]) for r in rows[1:]} == {
         (p, r, d) for p in ("semantic", "response") for r in ("none", "probe") for d in (0.3, 0.6)
     }
     assert all(row["psnr"] and row["ssim"] and row["pflops"] and row["lpips"] is None for row in rows[1:])
@@ -256,12 +259,12 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
 def test_compare_sweeps_error_bounds_and_qualities(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.4", "--partitions", "response",
-        "--repairs", "probe,anchored", "--max-errors", "0.05,0.5", "--qualities", "faithful,fast",
+        "--reconstructions", "probe,anchored", "--max-errors", "0.05,0.5", "--qualities", "faithful,fast",
         "--min-tokens", "0", "--dense-steps", "0", *TINY,
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     rows = json.loads((elsewhere / "residua-compare" / "compare.json").read_text())["rows"]
-    asked = [(row["repair"], row["quality"], row["max_error"], row["target"]) for row in rows[1:]]
+    asked = [(row["reconstruction"], row["quality"], row["max_error"], row["target"]) for row in rows[1:]]
     faithful, fast = QUALITIES["faithful"], QUALITIES["fast"]
     assert asked == [
         ("probe", None, None, 0.4),
@@ -292,15 +295,16 @@ def test_the_table_of_compare_fits_a_terminal(weights, elsewhere):
 def test_compare_by_default_has_three_repairs():
     from residua.cli.compare import compare
 
-    assert inspect.signature(compare).parameters["repairs"].default == "none,probe,anchored"
+    assert inspect.signature(compare).parameters["reconstructions"].default == "none,probe,anchored"
 
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [(("--max-errors", "0.1", "--repairs", "none,probe"), "add anchored or tail"),
+    [(("--max-errors", "0.1", "--reconstructions", "none,probe"), "anchored or tail"),
      (("--qualities", "best"), "wanted one of"), (("--densities", "none"), "nothing to compare"),
      (("--densities", "a"), "wanted numbers"), (("--densities", ","), "at least one"),
-     (("--partitions", "psychic"), "Config.partition"), (("--repairs", "magic"), "Config.repair")],
+     (("--partitions", "psychic"), "Config.partition"),
+     (("--reconstructions", "magic"), "Config.reconstruction")],
 )  # fmt: skip
 def test_compare_refuses(arguments, message, weights, elsewhere):
     found = run("compare", "--model", weights, *TINY, *arguments)

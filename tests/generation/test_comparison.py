@@ -106,7 +106,7 @@ def test_waiting_is_a_share_of_all_timed_seconds(comparison):
 
 
 def test_a_sparsity_is_judged_before_anything_is_loaded():
-    for bad in ({"density": 2.0}, {"max_error": 0.0}, {"repair": "magic"}, {"quality": "best"}):
+    for bad in ({"density": 2.0}, {"max_error": 0.0}, {"reconstruction": "magic"}, {"quality": "best"}):
         with pytest.raises(InputError, match="wanted"):
             Sparsity(**bad)
 

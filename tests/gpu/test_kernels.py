@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from residua.execution import torch_primitives as plain
+from residua.execution import plain
 from residua.execution.backend import Demand, backends
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
-from residua.types import Drift, ExtraKeys, Partition, Route
+from residua.types import Drift, Partition, Route, SummaryKeys
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DIMS = [64, 96, 128, 256]
@@ -67,27 +67,27 @@ def attention_backends(dtype, dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("kind", ["plain", "extra keys", "drift"])
+@pytest.mark.parametrize("kind", ["plain", "summary keys", "drift"])
 def test_attention(device, dtype, dim, kind):
     q, k, v, route = call(device, dtype, dim)
-    extra = None
+    summary = None
     if kind != "plain":
         room = (2, 4, 9, 65)
         keys, values = (random(device, *room, dim, seed=s) for s in (5, 6))
         weight = random(device, *room, seed=7)
         weight[:, :, 2] = -torch.inf
-        extra = ExtraKeys(keys, values, weight, random_drift(device, dim) if kind == "drift" else None)
+        summary = SummaryKeys(keys, values, weight, random_drift(device, dim) if kind == "drift" else None)
     scale = dim**-0.5
-    truth, truth_lse = Reference().attend(*in_fp64((q, k, v)), route, scale, extra)
-    rough, rough_lse = Reference().attend(q, k, v, route, scale, extra)
+    truth, truth_lse = Reference().attend(*in_fp64((q, k, v)), route, scale, summary)
+    rough, rough_lse = Reference().attend(q, k, v, route, scale, summary)
     for backend in attention_backends(dtype, dim):
-        out, lse = backend.attend(q, k, v, route, scale, extra)
+        out, lse = backend.attend(q, k, v, route, scale, summary)
         assert_as_good(out, rough, truth, ROUNDING[dtype] * float(truth.abs().max()) / 4)
         seen = truth_lse > -torch.inf
         assert torch.equal(lse > -torch.inf, seen), backend.name
         assert_as_good(lse[seen], rough_lse[seen], truth_lse[seen], ROUNDING[dtype])
         if backend.deterministic:
-            again, lse_again = backend.attend(q, k, v, route, scale, extra)
+            again, lse_again = backend.attend(q, k, v, route, scale, summary)
             assert torch.equal(out, again)
             assert torch.equal(lse, lse_again)
 

@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import normal
 
-from residua.execution import torch_primitives
-from residua.grouping import kmeans
+from residua import grouping
+from residua.execution.backend import Backend
+
+
+def kmeans(*args, **options):
+    return grouping.kmeans(*args, backend=Backend(), **options)
+
 
 GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 
@@ -131,7 +136,7 @@ def test_it_ends_and_stays_finite_whatever_comes_in(value):
 def test_chunks_do_not_change_the_result(monkeypatch):
     x = whole_numbers(3, 101, 4)
     whole = kmeans(x, 9, 5)
-    monkeypatch.setattr(torch_primitives, "CHUNK_BYTES", 2000)  # 18 rows at a time
+    monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 2000)  # 18 rows at a time
     parts = kmeans(x, 9, 5)
     assert torch.equal(whole.labels, parts.labels) and torch.equal(whole.centres, parts.centres)
 

@@ -8,14 +8,14 @@ from oracle import normal, qkv, small
 
 from residua import Config, InputError, attention
 from residua.execution.backend import Backend
-from residua.grouping import PARTITIONERS, Partitioner, group_tokens, register
-from residua.inputs import judge
+from residua.grouping import PARTITIONERS, Partitioner, group_tokens
+from residua.inputs import validate
 from residua.sizing import resolve
 
 
 def group(q, k, v, config=None, start=None, **spans):
     config = config or small()
-    call = judge(q, k, v, **spans)
+    call = validate(q, k, v, **spans)
     return group_tokens(call, config, resolve(config, call), start, Backend())
 
 
@@ -176,7 +176,7 @@ def test_an_empty_group_stays_where_it_was():
 
 
 def test_a_partitioner_of_ones_own():
-    @register
+    @PARTITIONERS.register
     class Halves(Partitioner):
         name = "first-channel"
 
@@ -190,4 +190,4 @@ def test_a_partitioner_of_ones_own():
         assert split[0].max() < split[1].min() or split[1].max() < split[0].min()
         assert attention(q, k, v, small(partition="first-channel")).isfinite().all()
     finally:
-        del PARTITIONERS["first-channel"]
+        PARTITIONERS.remove("first-channel")

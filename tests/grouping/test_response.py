@@ -7,7 +7,30 @@ import pytest
 import torch
 from oracle import normal
 
-from residua.grouping import key_coordinates, key_metric, metric_factor, query_coordinates, query_metric
+from residua import grouping
+from residua.execution.backend import Backend
+
+PLAIN = Backend()
+
+
+def key_metric(q, rows):
+    return grouping.key_metric(q, rows, PLAIN)
+
+
+def query_metric(centroids, sizes):
+    return grouping.query_metric(centroids, sizes, PLAIN)
+
+
+def metric_factor(metric, rank):
+    return grouping.metric_factor(metric, rank, PLAIN)
+
+
+def key_coordinates(k, factor):
+    return PLAIN.project(k, factor, normalise=False)
+
+
+def query_coordinates(q, factor):
+    return PLAIN.project(q, factor, normalise=True)
 
 
 def test_key_distance_identity():

@@ -15,7 +15,7 @@ from residua.lab.ablating import measure
 from residua.lab.ablations import Ablation, Result, in_order, lattice
 from residua.lab.study import Study
 from residua.lab.summary import ablation_findings, ablation_tables, average, of
-from residua.metrics import relative_row_error
+from residua.row_error import relative_row_error
 from residua.synthetic import VideoLike, video_like
 
 SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
@@ -67,7 +67,7 @@ def test_sparsepr_of_the_tables_is_the_operator(ablation):
 
 
 def test_hard_drop_of_the_tables_is_a_masked_softmax(ablation):
-    found = named(ablation.partition_and_repair(), ab.PARTITION_TABLE)
+    found = named(ablation.partition_and_reconstruction(), ab.PARTITION_TABLE)
     study = ablation.study
     for setting, partition in (
         (ab.SEMANTIC, "semantic"),
@@ -100,14 +100,14 @@ def test_all_variants_of_a_table_route_as_many_pairs(results):
 
 def test_probes_are_fixed_where_they_are_not_compared(ablation, monkeypatch):
     used = []
-    repair = Study.repair
+    reconstruction = Study.reconstruction
 
     def noted(self, sparse, probes, *rest):
         used.append(probes)
-        return repair(self, sparse, probes, *rest)
+        return reconstruction(self, sparse, probes, *rest)
 
-    monkeypatch.setattr(Study, "repair", noted)
-    list(ablation.partition_and_repair())
+    monkeypatch.setattr(Study, "reconstruction", noted)
+    list(ablation.partition_and_reconstruction())
     assert used[0] is used[2] is ablation.probes and used[1] is not used[0]
     used.clear()
     list(ablation.iterations(ablation.centroids))
@@ -139,7 +139,7 @@ def test_tables_average_over_calls_and_models():
         for setting, factor in (
             (ab.SEMANTIC, 1.0),
             (ab.RESPONSE, 0.5),
-            (ab.SEMANTIC_REPAIRED, 0.4),
+            (ab.SEMANTIC_RECONSTRUCTED, 0.4),
             (ab.SPARSEPR, 0.3),
         )
         for model, call, mean in (("a", "1", factor), ("a", "2", 3 * factor), ("b", "1", 2 * factor))
@@ -150,7 +150,7 @@ def test_tables_average_over_calls_and_models():
     assert table.rows[1] == (ab.RESPONSE, "1.0000 / 2.0000", "1.0000 / 2.0000", "1.0000 / 2.0000", "20.0 %")
     verdicts = {item.claim: item.verdict for item in ablation_findings(rows)}
     assert verdicts["Response-coupled groups lower the hard-drop error"] == "confirmed"
-    assert verdicts["Probe repair is the larger gain of the two"] == "confirmed"
+    assert verdicts["Probe reconstruction is the larger gain of the two"] == "confirmed"
     assert verdicts["Stratified probes beat random ones"] == "not measured"
 
 
@@ -162,7 +162,7 @@ def test_a_claim_that_fails_for_one_model_is_mixed_and_for_all_contradicted():
             for setting, mean in (
                 (ab.RESPONSE, response),
                 (ab.SEMANTIC, semantic),
-                (ab.SEMANTIC_REPAIRED, 0.1),
+                (ab.SEMANTIC_RECONSTRUCTED, 0.1),
             )
         ]
 

@@ -1,4 +1,4 @@
-"""The study of the repairs: its numbers are those of the operator, and its verdicts follow from them."""
+"""The study of the reconstructions: its numbers are the operator's, its verdicts follow from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from residua.lab.comparing_repairs import (
     at_most,
     comparison_table,
     ingredient_tables,
-    repair_findings,
+    reconstruction_findings,
     worse_calls,
     worse_tables,
 )
@@ -35,7 +35,7 @@ from residua.lab.repairs import (
     measure,
 )
 from residua.lab.study import Study
-from residua.metrics import relative_row_error
+from residua.row_error import relative_row_error
 from residua.sizing import resolve
 from residua.synthetic import VideoLike, video_like
 
@@ -61,9 +61,21 @@ def results(calls):
     return measure(calls, CONFIG)
 
 
-def made(repair: str, target: float, mean: float, **changes) -> Run:
+def made(reconstruction: str, target: float, mean: float, **changes) -> Run:
     run = Run(
-        COMPARISON, at(repair, target), "m", "c", mean, 2 * mean, target, target, 4096, target, mean, "", ()
+        COMPARISON,
+        at(reconstruction, target),
+        "m",
+        "c",
+        mean,
+        2 * mean,
+        target,
+        target,
+        4096,
+        target,
+        mean,
+        "",
+        (),
     )
     return replace(run, **changes)
 
@@ -72,18 +84,18 @@ def test_errors_are_those_of_the_operator_on_rows_it_has_not_probed(calls):
     for captured in calls:
         bench = Bench(Study(captured, CONFIG))
         rows = torch.arange(captured.tokens)
-        for repair in COMPARED:
-            config = CONFIG.replace(repair=repair)
+        for reconstruction in COMPARED:
+            config = CONFIG.replace(reconstruction=reconstruction)
             out, receipt = residua.attention(
                 *captured.load(), config, scale=captured.scale, pinned_keys=captured.text,
                 exact_queries=captured.text_queries, return_receipt=True,
             )  # fmt: skip
             errors = relative_row_error(out, bench.study.dense)[0, 0]
             probed = bench.probed(config)
-            assert len(probed) == (0 if repair == "none" else 24)
+            assert len(probed) == (0 if reconstruction == "none" else 24)
             assert not len(probed) or float(errors[probed].max()) < 1e-4
             text = torch.isin(rows, bench.study.call.exact_queries.index(rows.device))
-            found = bench.run(COMPARISON, repair, config)
+            found = bench.run(COMPARISON, reconstruction, config)
             assert found.mean == pytest.approx(
                 float(errors[~torch.isin(rows, probed) & ~text].mean()), rel=1e-5
             )
@@ -96,7 +108,7 @@ def test_errors_are_those_of_the_operator_on_rows_it_has_not_probed(calls):
 
 def test_every_repair_is_measured_at_every_density_and_every_ingredient_once(calls, results):
     settings = [item.setting for item in results if item.call == calls[0].name and item.table == COMPARISON]
-    assert settings == [at(repair, density) for density in DENSITIES for repair in COMPARED]
+    assert settings == [at(reconstruction, density) for density in DENSITIES for reconstruction in COMPARED]
     parts = [item.setting for item in results if item.call == calls[0].name and item.table == INGREDIENTS]
     assert len(parts) == len(set(parts)) == 12 and parts[0] == AS_IT_IS
     quick = measure(calls[:1], CONFIG, quick=True)
@@ -118,9 +130,9 @@ def test_no_cost_is_above_its_target_unless_the_receipt_says_so(results):
 def test_ingredients_change_one_thing_at_a_time(calls):
     call = calls[0].call()
     sizes = resolve(CONFIG, call)
-    changed = ingredients(CONFIG.replace(repair="probe"), sizes)
+    changed = ingredients(CONFIG.replace(reconstruction="probe"), sizes)
     base = changed[AS_IT_IS].to_dict()
-    assert base["repair"] == "anchored"
+    assert base["reconstruction"] == "anchored"
     for setting, config in changed.items():
         different = [name for name, value in config.to_dict().items() if value != base[name]]
         assert len(different) == (setting != AS_IT_IS), setting
@@ -133,21 +145,21 @@ def test_settings_that_a_call_cuts_to_the_same_run_once(calls):
     bench = Bench(Study(calls[0], CONFIG))
     groups = resolve(CONFIG, bench.study.call).kv_groups
     first, second = (
-        bench.run(INGREDIENTS, "x", CONFIG.replace(tail_slots=slots)) for slots in (groups, 4 * groups)
+        bench.run(INGREDIENTS, "x", CONFIG.replace(summary_slots=slots)) for slots in (groups, 4 * groups)
     )
     assert first == second and len(bench._done) == 1
 
 
 def test_tables_show_errors_pairs_and_cost():
     runs = [
-        made(repair, 0.22, mean, model=model, density=0.1, cost=0.2)
+        made(reconstruction, 0.22, mean, model=model, density=0.1, cost=0.2)
         for model, factor in (("a", 1.0), ("b", 3.0))
-        for repair, mean in zip(
+        for reconstruction, mean in zip(
             COMPARED, (0.4 * factor, 0.3 * factor, 0.2 * factor, 0.1 * factor), strict=True
         )
     ]
     table = comparison_table(runs, 0.22)
-    assert table.columns == ("repair", "a", "b", "all calls", "exact pairs", "cost")
+    assert table.columns == ("reconstruction", "a", "b", "all calls", "exact pairs", "cost")
     assert table.rows[-1] == (
         TITLES["anchored"], "0.1000 / 0.2000", "0.3000 / 0.6000", "0.2000 / 0.4000", "10.0 %", "20.0 %",
     )  # fmt: skip
@@ -170,9 +182,9 @@ def test_at_most_compares_means_by_a_factor_and_p99_as_it_is():
 
 def test_a_claim_is_mixed_if_one_model_breaks_it():
     runs = [
-        made(repair, 0.22, mean, model=model)
+        made(reconstruction, 0.22, mean, model=model)
         for model, ours, paper in (("a", 0.1, 0.2), ("b", 0.4, 0.3))
-        for repair, mean in (("anchored", ours), ("probe", paper))
+        for reconstruction, mean in (("anchored", ours), ("probe", paper))
     ]
     found = at_most(runs, at("anchored", 0.22), at("probe", 0.22), "claim")
     assert found.verdict == "mixed" and "mean of b (0.4000 against 0.3000)" in found.evidence
@@ -184,11 +196,11 @@ def test_findings_hold_each_claim_to_its_own_densities_and_tokens():
         paper,
         *(made("anchored", density, mean) for density, mean in zip(DENSITIES, (0.3, 0.1, 0.03), strict=True)),
     ]
-    assert [item.verdict for item in repair_findings(short)] == [
+    assert [item.verdict for item in reconstruction_findings(short)] == [
         "confirmed", "confirmed", "not measured", "confirmed",
     ]  # fmt: skip
     long = [replace(item, tokens=16_384) for item in short]
-    assert [item.verdict for item in repair_findings(long)][2] == "contradicted"
+    assert [item.verdict for item in reconstruction_findings(long)][2] == "contradicted"
 
 
 def test_calls_on_which_anchored_is_worse_are_listed_with_what_they_chose():
@@ -204,9 +216,9 @@ def test_calls_on_which_anchored_is_worse_are_listed_with_what_they_chose():
     assert [(ours.target, ours.mean, paper.mean) for ours, paper in worse_calls(runs)] == [(0.08, 0.25, 0.1)]
     (table,) = worse_tables(runs)
     assert table.rows == (("m c", "8 %", "0.25", "-", "0.1", "plain"),) and note in table.note
-    found = repair_findings(runs)[-1]
+    found = reconstruction_findings(runs)[-1]
     assert found.holds is False and "1 of 2" in found.evidence and "it chose plain" in found.evidence
-    assert worse_tables([]) == [] and repair_findings([])[-1].verdict == "not measured"
+    assert worse_tables([]) == [] and reconstruction_findings([])[-1].verdict == "not measured"
 
 
 def test_the_spread_of_estimates_is_that_of_their_ratios():

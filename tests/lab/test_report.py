@@ -75,7 +75,7 @@ def run(*arguments: object):
     return typer_testing.CliRunner().invoke(app, [str(part) for part in arguments])
 
 
-@pytest.mark.parametrize("command", ["analyze", "ablate", "repairs"])
+@pytest.mark.parametrize("command", ["analyze", "ablate", "reconstructions"])
 def test_a_command_writes_its_report(tmp_path, command):
     out = tmp_path / "out"
     result = run(command, SHIPPED, "--quick", "--backend", "portable", "--out", out)
@@ -93,7 +93,7 @@ def test_a_command_writes_its_report(tmp_path, command):
     assert again.exit_code == 2 and "--force" in again.output
 
 
-@pytest.mark.parametrize("command", ["analyze", "ablate", "repairs"])
+@pytest.mark.parametrize("command", ["analyze", "ablate", "reconstructions"])
 def test_what_is_no_capture_ends_with_a_message(tmp_path, command):
     (tmp_path / "empty").mkdir()
     for folder in ("gone", "empty"):

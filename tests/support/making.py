@@ -1,4 +1,4 @@
-"""Calls, groupings and stages for the tests of the repairs, from labels that a test chooses."""
+"""Calls, groupings and stages for the tests of the reconstructions, from labels that a test chooses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from residua import Config, Partition, Route
-from residua.clock import Clock
 from residua.execution.backend import Backend
 from residua.execution.portable import Portable
 from residua.grouping import group_tokens
-from residua.inputs import judge
-from residua.repair import Work
+from residua.inputs import validate
+from residua.reconstruction import RECONSTRUCTIONS, GroupedCall, Verdict
 from residua.sizing import resolve
 from residua.types import Call, Grouping
 
@@ -27,16 +26,23 @@ def grouping_of(call: Call, query: Partition, kv: Partition, pinned_groups: int 
     return Grouping(query, kv, *means, call.q.float(), pinned_groups)
 
 
-def work_of(
+def grouped_call(
     q: Tensor, k: Tensor, v: Tensor, config: Config, density: float | None = None, backend: Backend | None =
     None, **spans: object,
-) -> Work:  # fmt: skip
-    """What a repair gets, as the pipeline would make it."""
-    call = judge(q, k, v, **spans)  # type: ignore[arg-type]
+) -> GroupedCall:  # fmt: skip
+    """What a reconstruction gets, as the pipeline would make it."""
+    call = validate(q, k, v, **spans)  # type: ignore[arg-type]
     sizes, backend = resolve(config, call), backend or Portable()
     grouping = group_tokens(call, config, sizes, None, backend)
     allowed = torch.full(q.shape[:2], density or config.density, dtype=torch.float64)
-    return Work(call, config, sizes, grouping, allowed, backend, Clock(False, q.device))
+    return GroupedCall(call, config, sizes, grouping, allowed, backend)
+
+
+def stages(name: str, grouped: GroupedCall) -> Verdict:
+    """The verdict of a reconstruction, after its stages up to there ran as in the pipeline."""
+    method, _ = RECONSTRUCTIONS[name].affordable(grouped)
+    routing = method.route(grouped)
+    return method.judge(grouped, routing, method.summarise(grouped, routing))
 
 
 def random_cells(grouping: Grouping, heads: int, keep: float = 0.4, seed: int = 0) -> Route:

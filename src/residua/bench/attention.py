@@ -20,11 +20,11 @@ from ..attention import attention
 from ..config import Config
 from ..doctor import cpu
 from ..errors import BackendError, InputError
-from ..execution.backend import Backend, Demand, select
+from ..execution.backend import Backend, Demand, choose_backend
 from ..grouping.partition import group_tokens
-from ..inputs import judge
-from ..metrics import row_errors
+from ..inputs import validate
 from ..routing import route_cells
+from ..row_error import row_errors
 from ..sizing import resolve
 from ..state import State
 from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
@@ -47,7 +47,7 @@ class Task:
     concentration: str = "medium"
     backend: str = "auto"
     repeats: int = 5
-    repair: str = "anchored"
+    reconstruction: str = "anchored"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -119,11 +119,11 @@ class Measurement:
 
 def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Measurement:
     """Measures one task; raises BackendError instead of reporting times of a wrong result."""
-    config = Config(density=task.density, backend=task.backend, repair=task.repair)
+    config = Config(density=task.density, backend=task.backend, reconstruction=task.reconstruction)
     q, k, v = task.call()
     state = State()
     progress("check")
-    backend = _checked_backend(judge(q, k, v), config)
+    backend = _checked_backend(validate(q, k, v), config)
     progress("cold")
     cold = _seconds(lambda: attention(q, k, v, config, state))
     memory = peak_extra_bytes(lambda: attention(q, k, v, config, state))
@@ -148,7 +148,7 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
         cold_ms=1e3 * cold,
         stages_ms=per_stage,
         kernel_ms=per_stage["attention"],
-        kernel_density=receipt.costs["routed"] + receipt.costs.get("tail", 0.0),
+        kernel_density=receipt.costs["routed"] + receipt.costs.get("summary", 0.0),
         density=receipt.density,
         cost=receipt.cost,
         mean_error=mean,
@@ -178,7 +178,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _checked_backend(call: Call, config: Config) -> Backend:
     """The backend, after its kernel was found to agree with fp64 on this call's route."""
-    backend = select(config.backend, Demand.of(call))
+    backend = choose_backend(config.backend, Demand.of(call))
     with torch.no_grad():
         sizes = resolve(config, call)
         grouping = group_tokens(call, config, sizes, None, backend)

@@ -22,11 +22,11 @@ from ..config import Config
 from ..errors import BackendError, InputError
 from ..execution.backend import Backend, Demand, backends
 from ..grouping.partition import group_tokens
-from ..inputs import judge
-from ..metrics import row_errors
-from ..repair.expansion import expand
-from ..repair.slots import assign_slots
+from ..inputs import validate
+from ..reconstruction.expansion import expand
+from ..reconstruction.slots import assign_slots
 from ..routing import route_cells
+from ..row_error import row_errors
 from ..sizing import resolve
 from ..state import State
 from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
@@ -72,7 +72,7 @@ class GpuTask:
             heads = min(HEADS_AT_ONCE, self.heads - first)
             recipe = replace(VideoLike(grid, heads, self.head_dim, level), seed=first)
             parts.append([x.to(device) for x in video_like(recipe, DTYPES[self.dtype])])
-        return judge(*(torch.cat(same, dim=1) for same in zip(*parts, strict=True)))
+        return validate(*(torch.cat(same, dim=1) for same in zip(*parts, strict=True)))
 
 
 def require_gpu() -> torch.device:

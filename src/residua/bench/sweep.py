@@ -40,7 +40,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     first = rows[0]
     task = first["task"]
     figure.suptitle(
-        f"Warm call, repair {task['repair']}, against dense SDPA: {first['cpu']}, "
+        f"Warm call, reconstruction {task['reconstruction']}, against dense SDPA: {first['cpu']}, "
         f"{first['threads']} threads, {task['dtype']}, head dim {task['head_dim']}",
         fontsize=11,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attention import attention
 from ..config import Config
-from ..metrics import row_errors
+from ..row_error import row_errors
 from ..state import State
 from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 
@@ -31,7 +31,7 @@ class DemoRow:
     warm_seconds: float
     mean_error: float  # relative row error against dense attention
     p99_error: float
-    hard_drop_error: float  # the same pairs without repair
+    hard_drop_error: float  # the same pairs without reconstruction
     backend: str
 
     @property
@@ -55,7 +55,7 @@ def _measure(name: str, recipe: VideoLike, config: Config, repeats: int) -> Demo
     dense, reference = _timed(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), repeats)
     _, receipt = attention(q, k, v, config, state, return_receipt=True)
     mean, p99 = row_errors(sparse, reference)
-    hard, _ = row_errors(attention(q, k, v, config.replace(repair="none"), state), reference)
+    hard, _ = row_errors(attention(q, k, v, config.replace(reconstruction="none"), state), reference)
     return DemoRow(
         name, float(key_fraction(q, k).mean()), recipe.tokens, receipt.density, dense, cold, warm,
         mean, p99, hard, receipt.backend,

@@ -12,7 +12,7 @@ from rich.table import Table
 from ..bench import sweep as sweeping
 from ..bench.attention import Measurement, Task, measure, write_json
 from ..errors import InputError
-from ..repair import REPAIRS
+from ..reconstruction import RECONSTRUCTIONS
 from .app import app, console, figures, readable_errors, writable
 
 bench = typer.Typer(no_args_is_help=True, help="Measure speed against dense attention and the limit.")
@@ -22,7 +22,7 @@ Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
 HeadDim = Annotated[int, typer.Option(min=8, help="Channels of a head.")]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
 BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
-RepairName = Annotated[str, typer.Option(help=f"One of {', '.join(REPAIRS)}.")]
+ReconstructionName = Annotated[str, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the median is reported.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
@@ -37,7 +37,7 @@ def attention(
     density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
     dtype: Dtype = "fp32",
     concentration: Annotated[str, typer.Option(help="broad, medium or sparse heads.")] = "medium",
-    repair: RepairName = "anchored",
+    reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
     repeats: Repeats = 5,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
@@ -47,7 +47,7 @@ def attention(
     with readable_errors():
         if json_path is not None:
             writable(json_path, force)
-        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, repair)
+        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
         with console.status("measuring ...") as status:
             row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
         console.print(_table([row]))
@@ -65,7 +65,7 @@ def sweep(
     heads: Heads = 2,
     head_dim: HeadDim = 128,
     dtype: Dtype = "fp32",
-    repair: RepairName = "anchored",
+    reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
     repeats: Repeats = 3,
     out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path(
@@ -77,7 +77,12 @@ def sweep(
     with readable_errors():
         files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
         base = Task(
-            heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, repair=repair
+            heads=heads,
+            head_dim=head_dim,
+            dtype=dtype,
+            backend=backend,
+            repeats=repeats,
+            reconstruction=reconstruction,
         )
         todo = sweeping.tasks(base, _numbers(tokens, int, "tokens"), _numbers(densities, float, "densities"))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""`residua compare`: quality against efficiency over densities, error bounds, partitions and repairs."""
+"""`residua compare`: quality against efficiency, over settings."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PROMPT = "a red circle moving right on a grey background"
 
 
 @app.command(
-    epilog="Example:  residua compare --model mini --densities 0.12,0.22,0.35 --repairs probe,anchored"
+    epilog="Example:  residua compare --model mini --densities 0.12,0.22 --reconstructions probe,anchored"
 )
 def compare(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
-    repairs: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
+    reconstructions: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
     max_errors: Annotated[
         str | None, typer.Option(help="Also with these error bounds; may spend the largest of --densities.")
     ] = None,
@@ -66,7 +66,7 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     todo = sweep.settings(
         [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
-        words("repairs", given.repairs),
+        words("reconstructions", given.reconstructions),
         Sparsity(
             dense_steps=share("dense-steps", given.dense_steps),
             dense_layers=share("dense-layers", given.dense_layers),
@@ -88,7 +88,9 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         # Written after every setting: a long sweep that is stopped keeps what it has.
         for rows, tokens in sweep.sweep(pipe, given.model, requests, todo, lpips, watch):
             publish_folder(given.out, sweep.result_files(rows, {**facts, "tokens": tokens}))
-    table = figures(f"{given.model}: quality against efficiency", "partition, repair", *SHOWN.values())
+    table = figures(
+        f"{given.model}: quality against efficiency", "partition, reconstruction", *SHOWN.values()
+    )
     for row in rows:
         table.add_row(row.name, *sweep.cells(row, SHOWN))
     console.print(table)

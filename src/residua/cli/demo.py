@@ -10,7 +10,7 @@ import torch
 import typer
 
 from ..config import Config
-from ..repair import REPAIRS
+from ..reconstruction import RECONSTRUCTIONS
 from .app import app, console, readable_errors
 from .options import alone, command_line, share
 
@@ -37,8 +37,8 @@ def demo(
     frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
     prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = PROMPT,
     seed: Annotated[int, typer.Option(min=0, help="The same for both videos.")] = 0,
-    repair: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(REPAIRS)}.", show_default="anchored")
+    reconstruction: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
     ] = None,
     dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0.1",
     dense_layers: Annotated[str, typer.Option(help="First layers that stay dense: 1, or a share.")] = "0",
@@ -75,13 +75,15 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     # A second `residua demo` may replace what the first one wrote, and nothing else.
     check_folder(given.out, given.force, reuse=given.out == FOLDER)
     request = Request(given.prompt, given.seed, given.steps, *parse_size(given.size), given.frames)
-    alone(given.quality, density=given.density, max_error=given.max_error, repair=given.repair)
+    alone(
+        given.quality, density=given.density, max_error=given.max_error, reconstruction=given.reconstruction
+    )
     sparsity = Sparsity(
         Config() if given.quality is None else None,  # of the method, not of a family's preset
         given.density,
         quality=given.quality,
         max_error=given.max_error,
-        repair=given.repair,
+        reconstruction=given.reconstruction,
         dense_steps=share("dense-steps", given.dense_steps),
         dense_layers=share("dense-layers", given.dense_layers),
         min_tokens=0,  # a demo that stays dense because it is small would show nothing

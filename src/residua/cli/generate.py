@@ -11,7 +11,7 @@ import typer
 
 from ..config import Config
 from ..errors import InputError
-from ..repair import REPAIRS
+from ..reconstruction import RECONSTRUCTIONS
 from .app import app, console, readable_errors, writable
 from .options import alone, command_line, share
 
@@ -39,8 +39,8 @@ def generate(
         float | None,
         typer.Option(help="Bound of every head's error; --density is then the most it may spend."),
     ] = None,
-    repair: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(REPAIRS)}.", show_default="anchored")
+    reconstruction: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
     ] = None,
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None,
@@ -89,7 +89,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         given.quality,
         density=given.density,
         max_error=given.max_error,
-        repair=given.repair,
+        reconstruction=given.reconstruction,
         config=given.config,
     )
     sparsity = Sparsity(
@@ -99,7 +99,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         share("dense-layers", given.dense_layers),
         given.min_tokens,
         given.max_error,
-        given.repair,
+        given.reconstruction,
         given.quality,
     )
     lpips = find_lpips(given.lpips)

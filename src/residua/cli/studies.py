@@ -13,7 +13,7 @@ from .options import command_line
 
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
-REPAIRS = Path("residua-repairs")
+RECONSTRUCTIONS = Path("residua-reconstructions")
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
@@ -55,7 +55,7 @@ def ablate(
     out: Out = ABLATION,
     force: Force = False,
 ) -> None:
-    """Measure partition, repair, density, probes and k-means steps (the paper's Tables 2-4)."""
+    """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
         groups = {"query_groups": query_groups, "kv_groups": kv_groups}
         config = Config.paper(density=density, backend=backend, **groups)
@@ -71,11 +71,11 @@ def run_study(
     from ..lab.ablating import ablate as ablation
     from ..lab.analysis import analyze as analysis
     from ..lab.captures import read_captures
-    from ..lab.comparing_repairs import compare_repairs
+    from ..lab.comparing_repairs import compare_reconstructions
     from .lab_progress import call_bar, publish
 
-    study = {"analyze": analysis, "ablate": ablation, "repairs": compare_repairs}[name]
-    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, REPAIRS))
+    study = {"analyze": analysis, "ablate": ablation, "reconstructions": compare_reconstructions}[name]
+    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, RECONSTRUCTIONS))
     calls = read_captures(captures)
     with call_bar() as watch:
         report = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch)

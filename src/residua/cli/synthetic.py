@@ -10,7 +10,7 @@ from ..bench.synthetic import demo_rows
 from ..config import Config
 from ..synthetic import CONCENTRATIONS
 from .app import console, figures, readable_errors
-from .bench import RepairName, bench
+from .bench import ReconstructionName, bench
 
 
 @bench.command(epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")
@@ -21,17 +21,19 @@ def synthetic(
     density: Annotated[
         float, typer.Option(help="Share of the query-key pairs that may be evaluated.")
     ] = 0.22,
-    repair: RepairName = "anchored",
+    reconstruction: ReconstructionName = "anchored",
     backend: Annotated[str, typer.Option(help="Backend name, or auto.")] = "auto",
 ) -> None:
     """Run the operator on video-like synthetic calls and compare it with dense attention."""
     table = figures(
-        f"repair {repair} against dense attention: {heads} heads x {head_dim}, density {density:g}",
+        f"{reconstruction} against dense attention: {heads} heads x {head_dim}, density {density:g}",
         "head", "keys of\n95% mass", "dense\nms", "sparse\nms", "cold\nms", "speed\n-up", "density",
-        "error\nmean", "error\np99", "mean, no\nrepair",
+        "error\nmean", "error\np99", "mean, hard\ndrop",
     )  # fmt: skip
     with readable_errors():
-        rows = demo_rows(tokens, heads, head_dim, Config(density=density, repair=repair, backend=backend))
+        rows = demo_rows(
+            tokens, heads, head_dim, Config(density=density, reconstruction=reconstruction, backend=backend)
+        )
         with console.status("measuring ...") as status:
             for name in CONCENTRATIONS:
                 status.update(f"measuring a {name} head ...")

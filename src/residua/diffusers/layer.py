@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attention import attention
 from ..errors import IntegrationError
-from ..execution import Demand, select
+from ..execution import Demand, choose_backend
 from ..state import State
 from .families import Family, Grid
 from .log import LayerLog
@@ -77,7 +77,9 @@ class Layer:
         reason = self._why_dense(q, mask, causal)
         if reason == FIRST_STEPS:
             # Refused now, not after minutes of dense steps.
-            select(self.site.settings.config.backend, Demand(q.device, q.dtype, q.shape[-1], v.shape[-1]))
+            choose_backend(
+                self.site.settings.config.backend, Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
+            )
         if reason is not None:
             with self.log.dense_call(reason, q, k):
                 return self._dense(q, k, v, mask, scale, causal)

@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..inputs import judge
-from ..types import ExtraKeys, Route
+from ..inputs import validate
+from ..types import Route, SummaryKeys
 from . import flashinfer, native, portable, reference, triton
-from .backend import Backend, Demand, backends, register, select
-from .check import check_extra, check_route
+from .backend import BACKENDS, Backend, Demand, backends, choose_backend
+from .check import check_route, check_summary
 
 __all__ = [
+    "BACKENDS",
     "Backend",
     "Demand",
     "backends",
+    "choose_backend",
     "flashinfer",
     "native",
     "portable",
     "reference",
-    "register",
     "run",
-    "select",
     "triton",
 ]
 
@@ -34,17 +34,17 @@ def run(
     *,
     backend: str = "auto",
     scale: float | None = None,
-    extra: ExtraKeys | None = None,
+    summary: SummaryKeys | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The raw operator: attention over the kept cells of a given route, nothing else.
 
     -> out [B, H, Nq, Dv], natural log-sum-exp [B, H, Nq] fp32. A row with nothing kept gets 0 and -inf. The
-    route is checked first; a contradiction raises PlanError and computes nothing.
+    route is checked first; a contradiction raises RouteError and computes nothing.
     """
-    call = judge(q, k, v, scale=scale)
+    call = validate(q, k, v, scale=scale)
     check_route(route, call)
-    check_extra(extra, route, call)
-    chosen = select(backend, Demand.of(call))
+    check_summary(summary, route, call)
+    chosen = choose_backend(backend, Demand.of(call))
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
-        return chosen.attend(q, k, v, route, call.scale, extra, out_dtype)
+        return chosen.attend(q, k, v, route, call.scale, summary, out_dtype)

@@ -6,6 +6,7 @@ device, without an [N, N] or an all-heads [N, C] matrix; a backend overrides wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError
+from ..registry import Registry
 from ..subspace import leading_basis, leading_factor
-from ..types import Call, ExtraKeys, Partition, Route
-from . import torch_primitives as plain
+from ..types import Call, Partition, ResidualFit, Route, SummaryKeys
+from . import plain
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Backend:
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]  # one line for `residua doctor`
+    about: ClassVar[str]  # one line for `residua doctor`
     priority: ClassVar[int] = 0  # `auto` tries higher ones first; below 0: only by name
     deterministic: ClassVar[bool] = True  # bit-identical on repeats
     devices: ClassVar[tuple[str, ...] | None] = None  # torch device types; None = any
@@ -120,11 +122,11 @@ class Backend:
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Softmax attention of every row over the kept cells of its query group (and its extra keys, which
-        may drift: see `types.Drift`).
+        """Softmax attention of every row over the kept cells of its query group, and over its summary keys,
+        which may drift (see `types.Drift`).
 
         -> out [B, H, Nq, Dv] in the original row order, in `out_dtype` (None: q's); natural log-sum-exp
         [B, H, Nq] fp32. A row of no group or with nothing kept gets 0 and -inf.
@@ -204,11 +206,19 @@ class Backend:
         rotation of its columns will do.  # [..., D, rank] fp32"""
         return leading_factor(metric, rank)
 
-    def fit_repair(
+    def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See `residua.repair.fit`: the fields of a Repair, in their order."""
-        return plain.fit_repair(x, residual, weights, rank, ridge, subspace)
+    ) -> ResidualFit:
+        """The paper's fit: a weighted ridge regression from probe outputs to their residuals, restricted to
+        the leading `rank` directions of the residuals if `subspace` (section 4.2, appendix A).
+
+        A probe whose own output is not finite is left out: its row is lost anyway. A probe whose residual
+        alone is not finite has met NaN or Inf among the skipped keys, and passes it on to every row, as dense
+        attention would.
+
+        x [..., M, Dv], residual [..., M, Dv], weights [..., M]
+        """
+        return plain.fit_residual(x, residual, weights, rank, ridge, subspace)
 
     def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
         """Mean of x^T x over the rows that are counted and finite, around their mean if `centred`.
@@ -222,8 +232,30 @@ class Backend:
         return Partition.from_labels(labels, groups)
 
     def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
-        """See `residua.routing.spend`."""
+        """Keeps the cells with the most mass per pair, over all cells of a head at once, within the budget.
+
+        Every non-empty query group keeps its best cell even if the budget does not cover it. Equal scores go
+        to the lower index. A score that is NaN comes first: what is wrong must reach the output.
+
+        log_share [B, H, Cq, Ck] log of the share of a row's mass, query_sizes [B, H, Cq],
+        kv_sizes [B, H, Ck], budget [B, H] int64 pairs -> cells [B, H, Cq, Ck] bool
+        """
         return plain.spend(log_share, query_sizes, kv_sizes, budget)
+
+    def spend_each(
+        self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
+    ) -> Tensor:
+        """`spend` for several budgets [B, H] over the same cells.  # [n, B, H, Cq, Ck] bool"""
+        return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
+
+    def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
+        """NaN in every row of the channels that are `lost`, maybe in place.
+
+        out [B, H, N, Dv], lost [B, H, 1, Dv] bool -> as out
+        """
+        if out.device.type == "cpu" and not lost.any():  # a GPU must not wait for the answer
+            return out
+        return torch.where(lost, torch.nan, out)
 
     def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
         """Visits the groups in turn and takes from each the row nearest to the group's mean that is not taken
@@ -234,21 +266,15 @@ class Backend:
         return plain.central_rows(x, labels, groups, count)
 
 
-_BACKENDS: dict[str, Backend] = {}
-
-
-def register(backend: type[Backend]) -> type[Backend]:
-    """Class decorator: makes a backend known under its name."""
-    _BACKENDS[backend.name] = backend()
-    return backend
+BACKENDS: Registry[Backend] = Registry("backend")
 
 
 def backends() -> dict[str, Backend]:
     """All registered backends, best first."""
-    return dict(sorted(_BACKENDS.items(), key=lambda item: -item[1].priority))
+    return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].priority))
 
 
-def select(name: str, demand: Demand) -> Backend:
+def choose_backend(name: str, demand: Demand) -> Backend:
     """The backend of that name, or for "auto" the best one that takes the call."""
     known = backends()
     if name != "auto":

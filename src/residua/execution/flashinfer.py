@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError
-from ..types import ExtraKeys, Route
-from .backend import Demand, register
+from ..types import Route, SummaryKeys
+from .backend import BACKENDS, Demand
 from .triton import TritonBackend
 from .triton.backend import explained, missing_triton
 
@@ -62,10 +62,10 @@ class Batch:
     kept: Tensor  # [heads, Cq + 1] int64, keys that each group of rows sees
 
 
-@register
+@BACKENDS.register
 class FlashInferBackend(TritonBackend):
     name: ClassVar[str] = "flashinfer"
-    summary: ClassVar[str] = "FlashInfer's paged attention with pages of one token; sm_80 to sm_90"
+    about: ClassVar[str] = "FlashInfer's paged attention with pages of one token; sm_80 to sm_90"
     priority: ClassVar[int] = 50
     deterministic: ClassVar[bool] = False  # FlashInfer promises nothing
     devices: ClassVar[tuple[str, ...] | None] = ("cuda",)
@@ -101,7 +101,7 @@ class FlashInferBackend(TritonBackend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, dim = q.shape
@@ -117,9 +117,9 @@ class FlashInferBackend(TritonBackend):
         shape = (batch, heads, rows, -1)
         result = self.scatter_rows(out.view(shape), route.query.order)
         lse = self.scatter_rows(lse.view(shape), route.query.order)[..., 0]
-        if extra is not None:
+        if summary is not None:
             empty = Route(route.query, route.kv, torch.zeros_like(route.cells))
-            tail = super().attend(q, k, v, empty, scale, extra, torch.float32)
+            tail = super().attend(q, k, v, empty, scale, summary, torch.float32)
             result, lse = merge(result, lse, *tail)
         return result.to(out_dtype or q.dtype), lse
 
@@ -139,10 +139,10 @@ class FlashInferBackend(TritonBackend):
         return out.view(heads, rows, dim), lse.view(heads, rows)
 
 
-@register
+@BACKENDS.register
 class FlashInferBlocks(FlashInferBackend):
     name: ClassVar[str] = "flashinfer-blocks"
-    summary: ClassVar[str] = (
+    about: ClassVar[str] = (
         "FlashInfer's variable-block wrapper; copies its token lists to the host, by name only"
     )
     priority: ClassVar[int] = -1

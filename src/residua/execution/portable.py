@@ -7,15 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..types import DRIFT_MOST, ExtraKeys, Route
-from .backend import Backend, register
-from .torch_primitives import CHUNK_BYTES, gather_rows
+from ..types import MAX_BEND, Route, SummaryKeys
+from .backend import BACKENDS, Backend
+from .plain.chunks import chunk_rows
+from .plain.grouping import gather_rows
 
 
-@register
+@BACKENDS.register
 class Portable(Backend):
     name = "portable"
-    summary = "pure torch, any device and dtype"
+    about = "pure torch, any device and dtype"
     priority = 10
 
     def attend(
@@ -25,7 +26,7 @@ class Portable(Backend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, _ = q.shape
@@ -54,15 +55,15 @@ class Portable(Backend):
                         keys[b, g, columns],
                         values[b, g, columns],
                         scale,
-                        _extra_of(extra, b, h, a, g),
+                        _summary_of(summary, b, h, a, g),
                     )
                     out[b, h, index], lse[b, h, index] = found[0].to(out.dtype), found[1]
         return out, lse
 
 
 @dataclass(frozen=True)
-class _Extra:
-    """The extra keys of one query group."""
+class _GroupSummary:
+    """The summary keys of one query group."""
 
     keys: Tensor  # [T, D]
     values: Tensor  # [T, Dv]
@@ -77,43 +78,45 @@ class _Extra:
         if self.basis is None or self.origin is None or self.curve is None or self.slope is None:
             return None
         y = q @ self.basis.to(q) - self.origin.to(q)
-        return (y.square() @ self.curve.to(q)).clamp(max=DRIFT_MOST), y @ self.slope.to(q)
+        return (y.square() @ self.curve.to(q)).clamp(max=MAX_BEND), y @ self.slope.to(q)
 
 
-def _extra_of(extra: ExtraKeys | None, b: int, h: int, a: int, g: int) -> _Extra | None:
+def _summary_of(summary: SummaryKeys | None, b: int, h: int, a: int, g: int) -> _GroupSummary | None:
     """Without the keys that are switched off; None if none is left."""
-    if extra is None:
+    if summary is None:
         return None
-    on = extra.log_weight[b, h, a] != -torch.inf  # NaN is on: it must reach the output
+    on = summary.log_weight[b, h, a] != -torch.inf  # NaN is on: it must reach the output
     if not on.any():
         return None
-    own = (extra.keys[b, h, a][on], extra.values[b, h, a][on], extra.log_weight[b, h, a][on])
-    if extra.drift is None:
-        return _Extra(*own)
-    drift = extra.drift
-    return _Extra(*own, drift.basis[b, g], drift.origin[b, h, a], drift.curve[b, h, a], drift.slope[b, h, a])
+    own = (summary.keys[b, h, a][on], summary.values[b, h, a][on], summary.log_weight[b, h, a][on])
+    if summary.drift is None:
+        return _GroupSummary(*own)
+    drift = summary.drift
+    return _GroupSummary(
+        *own, drift.basis[b, g], drift.origin[b, h, a], drift.curve[b, h, a], drift.slope[b, h, a]
+    )
 
 
 def _attend_group(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, extra: _Extra | None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, summary: _GroupSummary | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of rows [n, D] over keys [m, D] and their extra keys -> out [n, Dv], lse [n], both fp32
+    """Attention of rows [n, D] over keys [m, D] and their summary keys -> out [n, Dv], lse [n], both fp32
     (fp64 for fp64 rows)."""
     working = torch.float64 if q.dtype == torch.float64 else torch.float32
     q, k, v = q.to(working), k.to(working), v.to(working)
     own = len(k)
     bias = q.new_zeros(own)
-    if extra is not None:
-        k, v = torch.cat([k, extra.keys.to(working)]), torch.cat([v, extra.values.to(working)])
-        bias = torch.cat([bias, extra.log_weight.to(working)])
+    if summary is not None:
+        k, v = torch.cat([k, summary.keys.to(working)]), torch.cat([v, summary.values.to(working)])
+        bias = torch.cat([bias, summary.log_weight.to(working)])
     if not len(k):
         return q.new_zeros(len(q), v.shape[-1]), q.new_full((len(q),), -torch.inf, dtype=torch.float32)
     out, lse = q.new_empty(len(q), v.shape[-1]), q.new_empty(len(q))
-    step = max(1, CHUNK_BYTES // (4 * len(k)))
+    step = chunk_rows(4 * len(k), len(q))
     for first in range(0, len(q), step):
         part = slice(first, first + step)
         logits = torch.addmm(bias, q[part] * scale, k.mT)  # [step, m]
-        moved = None if extra is None else extra.drift(q[part])
+        moved = None if summary is None else summary.drift(q[part])
         if moved is not None:
             logits[:, own:] += moved[0][:, None]
         top = logits.amax(-1, keepdim=True)

@@ -1,19 +1,19 @@
-"""The judge: masked dense attention, one head at a time, as naive as it can be. Small calls only: it builds
-an [Nq, Nk] mask. Give it fp64 tensors and its answers are what the other backends are measured by."""
+"""Masked dense attention, one head at a time, as naive as it can be. Small calls only: it builds an [Nq, Nk]
+mask. On fp64 tensors its answers are what the other backends are measured by."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..types import DRIFT_MOST, Drift, ExtraKeys, Route
-from .backend import Backend, register
+from ..types import MAX_BEND, Drift, Route, SummaryKeys
+from .backend import BACKENDS, Backend
 
 
-@register
+@BACKENDS.register
 class Reference(Backend):
     name = "reference"
-    summary = "naive masked dense attention, the judge of the others; never chosen by itself"
+    about = "naive masked dense attention, what the others are measured by; never chosen by itself"
     priority = -1
 
     def attend(
@@ -23,7 +23,7 @@ class Reference(Backend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, _ = q.shape
@@ -38,17 +38,19 @@ class Reference(Backend):
                 kept = _row_mask(labels, route.kv.labels[b, h // shares], route.cells[b, h])
                 logits = torch.where(kept, query @ keys.mT * scale, -torch.inf)  # [Nq, Nk]
                 seen = kept.any(1, keepdim=True)  # [Nq, 1]
-                if extra is not None:
-                    on = (extra.log_weight[b, h] != -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
+                if summary is not None:
+                    on = (summary.log_weight[b, h] != -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
                     seen = seen | (on[labels.clamp(min=0)] & (labels >= 0)[:, None])
-                    logits, values = _append_extra(logits, values, kept, labels, extra, query, scale, b, h)
+                    logits, values = _append_summary(
+                        logits, values, kept, labels, summary, query, scale, b, h
+                    )
                 if not logits.shape[1]:
                     continue
                 top = logits.amax(-1, keepdim=True)
                 weights = (logits - torch.where(top == -torch.inf, 0.0, top)).exp()
                 total = weights.sum(-1, keepdim=True)
                 rows_out = (
-                    _sum_kept(weights, values, kept, labels) if extra is None else _rowwise(weights, values)
+                    _sum_kept(weights, values, kept, labels) if summary is None else _rowwise(weights, values)
                 )
                 # a row that sees keys and gives them no weight at all is NaN, as in dense attention
                 out[b, h] = torch.where(seen, rows_out / total, 0.0).to(out.dtype)
@@ -71,24 +73,24 @@ def _sum_kept(weights: Tensor, values: Tensor, kept: Tensor, labels: Tensor) -> 
     return sums
 
 
-def _append_extra(
+def _append_summary(
     logits: Tensor,
     values: Tensor,
     kept: Tensor,
     labels: Tensor,
-    extra: ExtraKeys,
+    summary: SummaryKeys,
     query: Tensor,
     scale: float,
     b: int,
     h: int,
 ) -> tuple[Tensor, Tensor]:
-    """Adds each row's extra keys as further columns; values become one matrix per row."""
+    """Adds each row's summary keys as further columns; values become one matrix per row."""
     group = labels.clamp(min=0)
-    keys = extra.keys[b, h].to(query.dtype)[group]  # [Nq, T, D]
-    more = torch.einsum("nd,ntd->nt", query * scale, keys) + extra.log_weight[b, h].to(query.dtype)[group]
-    own = extra.values[b, h].to(query.dtype)[group]  # [Nq, T, Dv]
-    if extra.drift is not None:
-        bend, shift = _drift(extra.drift, query, group, b, h)
+    keys = summary.keys[b, h].to(query.dtype)[group]  # [Nq, T, D]
+    more = torch.einsum("nd,ntd->nt", query * scale, keys) + summary.log_weight[b, h].to(query.dtype)[group]
+    own = summary.values[b, h].to(query.dtype)[group]  # [Nq, T, Dv]
+    if summary.drift is not None:
+        bend, shift = _drift(summary.drift, query, group, b, h)
         more, own = more + bend[:, None], own + shift[:, None, :]
     more = torch.where((labels >= 0)[:, None], more, -torch.inf)
     own = torch.where((more != -torch.inf)[..., None], own, 0.0)
@@ -97,11 +99,11 @@ def _append_extra(
 
 
 def _drift(drift: Drift, query: Tensor, group: Tensor, b: int, h: int) -> tuple[Tensor, Tensor]:
-    """What log-weights and values of the extra keys gain at every row.  # [Nq], [Nq, Dv]"""
+    """What log-weights and values of the summary keys gain at every row.  # [Nq], [Nq, Dv]"""
     shares = drift.origin.shape[1] // drift.basis.shape[1]
     origin, curve, slope = (t[b, h].to(query.dtype)[group] for t in (drift.origin, drift.curve, drift.slope))
     y = query @ drift.basis[b, h // shares].to(query.dtype) - origin  # [Nq, R]
-    return (y.square() * curve).sum(-1).clamp(max=DRIFT_MOST), torch.einsum("nr,nrd->nd", y, slope)
+    return (y.square() * curve).sum(-1).clamp(max=MAX_BEND), torch.einsum("nr,nrd->nd", y, slope)
 
 
 def _rowwise(weights: Tensor, values: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Sparsity:
     dense_layers: float | None = None
     min_tokens: int | None = None
     max_error: float | None = None
-    repair: str | None = None
+    reconstruction: str | None = None
     quality: str | None = None  # instead of a config and of what goes over it
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Sparsity:
 
     @property
     def _changes(self) -> dict[str, Any]:
-        given = {"density": self.density, "max_error": self.max_error, "repair": self.repair}
+        given = {"density": self.density, "max_error": self.max_error, "reconstruction": self.reconstruction}
         return {name: value for name, value in given.items() if value is not None}
 
     def accelerate(self, pipe: Any, profile: bool) -> Handle:

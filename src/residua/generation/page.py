@@ -26,7 +26,7 @@ from .videos import (
 
 TEMPLATES = "residua.generation", "templates"
 GAIN = 4  # of the difference clip
-STAGES = ("grouping", "routing", "tail", "probes", "attention", "repair", "exact rows")
+STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows")
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from ..config import Config
 from ..diffusers.quality import find_quality
 from ..errors import InputError
 from ..lab.metrics import Lpips
-from ..repair import REPAIRS
+from ..reconstruction import RECONSTRUCTIONS
 from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine
 from .run import Request
 
 FILES = ("compare.md", "compare.json", "compare.png")
 COLUMNS = {
-    "partition": "partition", "repair": "repair", "quality": "quality", "max_error": "max error",
-    "target": "target", "cost": "cost", "density": "density",
+    "partition": "partition", "reconstruction": "reconstruction", "quality": "quality",
+    "max_error": "max error", "target": "target", "cost": "cost", "density": "density",
     "psnr": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "error": "attention error", "pflops": "PFLOPs",
     "speedup": "speed-up", "seconds": "seconds",
 }  # fmt: skip
@@ -44,7 +44,7 @@ class Row:
     `target` is the most that may be spent. `cost` is the sparse calls' share of dense attention, all in."""
 
     partition: str
-    repair: str
+    reconstruction: str
     quality: str | None
     max_error: float | None
     target: float | None
@@ -64,7 +64,7 @@ class Row:
         if self.quality is not None:
             return "quality"
         bounded = "" if self.max_error is None else ", by max error"
-        return f"{self.partition}, {self.repair}{bounded}"
+        return f"{self.partition}, {self.reconstruction}{bounded}"
 
     @property
     def name(self) -> str:
@@ -72,27 +72,27 @@ class Row:
         if self.quality is not None:
             return self.quality
         bound = "" if self.max_error is None else f" ≤{self.max_error:g}"
-        return f"{self.partition}, {self.repair}{bound}"
+        return f"{self.partition}, {self.reconstruction}{bound}"
 
 
 def settings(
     densities: Sequence[float],
     partitions: Sequence[str],
-    repairs: Sequence[str],
+    reconstructions: Sequence[str],
     base: Sparsity,
     max_errors: Sequence[float] = (),
     qualities: Sequence[str] = (),
 ) -> list[Sparsity]:
     """Every combination, validated before anything runs. An error bound may spend the largest of the
-    densities; a quality brings its own partition, repair and density."""
+    densities; a quality brings its own partition, reconstruction and density."""
     configs = [
-        Config(density=density, partition=partition, repair=repair)
-        for partition, repair, density in itertools.product(partitions, repairs, densities)
+        Config(density=density, partition=partition, reconstruction=reconstruction)
+        for partition, reconstruction, density in itertools.product(partitions, reconstructions, densities)
     ]
-    ceiling, judging = max(densities, default=Config().density), _judging(repairs, max_errors)
+    ceiling, judging = max(densities, default=Config().density), _judging(reconstructions, max_errors)
     configs += [
-        Config(density=ceiling, partition=partition, repair=repair, max_error=bound)
-        for partition, repair, bound in itertools.product(partitions, judging, max_errors)
+        Config(density=ceiling, partition=partition, reconstruction=reconstruction, max_error=bound)
+        for partition, reconstruction, bound in itertools.product(partitions, judging, max_errors)
     ]
     todo = [replace(base, config=config) for config in configs]
     todo += [replace(base, quality=name) for name in qualities]
@@ -101,13 +101,13 @@ def settings(
     return todo
 
 
-def _judging(repairs: Sequence[str], max_errors: Sequence[float]) -> list[str]:
-    """The repairs that estimate an error which can be bounded."""
-    found = [name for name in repairs if name not in REPAIRS or REPAIRS[name].all_in]
+def _judging(reconstructions: Sequence[str], max_errors: Sequence[float]) -> list[str]:
+    """The reconstructions that estimate an error which can be bounded."""
+    found = [name for name in reconstructions if name not in RECONSTRUCTIONS or RECONSTRUCTIONS[name].all_in]
     if max_errors and not found:
-        known = " or ".join(name for name, repair in REPAIRS.items() if repair.all_in)
+        known = " or ".join(name for name, reconstruction in RECONSTRUCTIONS.items() if reconstruction.all_in)
         raise InputError(
-            f"an error bound needs an error estimate, and repair {', '.join(repairs)} gives none: add {known}"
+            f"an error bound needs an error estimate; {', '.join(reconstructions)} gives none: add {known}"
         )
     return found
 
@@ -173,8 +173,8 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
 
 
 def plot(rows: Sequence[Row]) -> bytes:
-    """What quality costs, one line per partition and repair; the points of a line are in the order of what
-    was asked for, so that a noisy speed-up does not tangle it."""
+    """What quality costs, one line per partition and reconstruction; the points of a line are in the order of
+    what was asked for, so that a noisy speed-up does not tangle it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -210,7 +210,7 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
     config = _config(sparsity)
     return Row(
         partition=config.partition,
-        repair=config.repair,
+        reconstruction=config.reconstruction,
         quality=sparsity.quality,
         max_error=config.max_error,
         target=config.density,
@@ -243,7 +243,7 @@ def _name(sparsity: Sparsity) -> str:
         return sparsity.quality
     config = _config(sparsity)
     asked = f"{config.density:g}" if config.max_error is None else f"≤{config.max_error:g}"
-    return f"{asked} {config.partition} {config.repair}"
+    return f"{asked} {config.partition} {config.reconstruction}"
 
 
 def _config(sparsity: Sparsity) -> Config:

@@ -29,13 +29,12 @@ def kmeans(
     *,
     start: Tensor | None = None,
     valid: Tensor | None = None,
-    backend: Backend | None = None,
+    backend: Backend,
 ) -> Clusters:
     """Clusters the rows of x [G, N, R] into `groups` groups per head with `steps` Lloyd steps.
 
     `start` [G, C, R] continues from given centres, otherwise rows spread over the sequence are taken.
     `valid` [G, N] leaves rows out."""
-    backend = backend or Backend()
     centres = first_centres(x, groups, valid) if start is None else start
     return Clusters(*backend.lloyd(x, centres, max(1, steps), valid))
 

@@ -1,7 +1,7 @@
 """The partitioners, and the stage that sorts the tokens of a call into groups.
 
 A partitioner only says in which coordinates keys and queries are compared; clustering, pinned tokens,
-padding and warm starts are the same for all. A new one is a class with `@register`.
+padding and warm starts are the same for all. A new one is a class with `@PARTITIONERS.register`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from torch import Tensor
 
 from ..config import Config
 from ..execution.backend import Backend
+from ..registry import Registry
 from ..sizing import Sizes
 from ..types import Call, Grouping, Partition, Rows
 from .kmeans import first_rows, kmeans
 from .response import key_metric, metric_factor, query_metric
-
-PARTITIONERS: dict[str, Partitioner] = {}
 
 
 class Partitioner:
@@ -38,19 +37,17 @@ class Partitioner:
         return None
 
 
-def register(partitioner: type[Partitioner]) -> type[Partitioner]:
-    PARTITIONERS[partitioner.name] = partitioner()
-    return partitioner
+PARTITIONERS: Registry[Partitioner] = Registry("partition")
 
 
-@register
+@PARTITIONERS.register
 class Semantic(Partitioner):
     """K-means on the activations of queries and keys, each for itself: the reference partition."""
 
     name = "semantic"
 
 
-@register
+@PARTITIONERS.register
 class KeyResponse(Partitioner):
     """Keys by their responses under sampled queries; queries by their activations."""
 
@@ -64,7 +61,7 @@ class KeyResponse(Partitioner):
         return metric_factor(metric, sizes.key_rank, backend)
 
 
-@register
+@PARTITIONERS.register
 class ResponseCoupled(KeyResponse):
     """The paper's partition: key groups from query responses, then query groups from key groups."""
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from ..execution.torch_primitives import project
 
 
 def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
@@ -15,45 +14,32 @@ def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * total // max(1, count)
 
 
-def key_metric(q: Tensor, rows: int, backend: Backend | None = None) -> Tensor:
+def key_metric(q: Tensor, rows: int, backend: Backend) -> Tensor:
     """M_K = Q_s^T Q_s / M_s over `rows` evenly spaced query rows, all of them if there are fewer.
 
     q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would poison every group.
     """
-    backend, total = backend or Backend(), q.shape[-2]
+    total = q.shape[-2]
     index = evenly_spaced(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
     return backend.second_moment(backend.gather_rows(q, index), None, centred=False)
 
 
-def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend | None = None) -> Tensor:
+def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend) -> Tensor:
     """M_Q = K~^T K~ / (C+ D): non-empty groups only, centred by their uniform mean, each with equal weight.
 
     centroids [..., Ck, D], sizes [..., Ck] -> [..., D, D] fp64
     """
-    return (backend or Backend()).second_moment(centroids, sizes > 0, centred=True) / centroids.shape[-1]
+    return backend.second_moment(centroids, sizes > 0, centred=True) / centroids.shape[-1]
 
 
-def metric_factor(metric: Tensor, rank: int, backend: Backend | None = None) -> Tensor:
+def metric_factor(metric: Tensor, rank: int, backend: Backend) -> Tensor:
     """Leading eigenvectors, scaled by the root of their eigenvalues after these are normalised to unit mean.
 
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """
     if metric.device.type != "cpu":
-        return (backend or Backend()).leading_factor(metric, rank)  # an eigensolver would make the GPU wait
-    values, vectors = (backend or Backend()).eigh(metric.double())  # ascending
+        return backend.leading_factor(metric, rank)  # an eigensolver would make the GPU wait
+    values, vectors = backend.eigh(metric.double())  # ascending
     values, vectors = values[..., -rank:].flip(-1).clamp(min=0), vectors[..., -rank:].flip(-1)
     weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
     return (vectors * weights.sqrt()[..., None, :]).float()
-
-
-def key_coordinates(k: Tensor, factor: Tensor) -> Tensor:
-    """phi_K(k) = F_K^T k.  # [B, H, N, D], [B, H, D, R] -> [B, H, N, R] fp32"""
-    return project(k, factor, normalise=False)
-
-
-def query_coordinates(q: Tensor, factor: Tensor) -> Tensor:
-    """phi_Q(q): F_Q^T q divided by its RMS, so that direction counts and length does not.
-
-    [B, H, N, D], [B, H, D, R] -> [B, H, N, R] fp32
-    """
-    return project(q, factor, normalise=True)

@@ -34,7 +34,7 @@ def measure(
         if watch is not None:
             watch(place, len(ordered), f"{captured.model} {captured.name}")
         ablation = Ablation(Study(captured, config))
-        results += ablation.partition_and_repair()
+        results += ablation.partition_and_reconstruction()
         results += ablation.density_sweep(QUICK_DENSITIES if quick else ab.DENSITIES)
         results += ablation.probe_design()
         if not quick:
@@ -59,8 +59,8 @@ def ablate(
     results = measure(chosen, config, quick, watch)
     return Report(
         title="Ablations of SparsePR on captured attention",
-        lead="Partition and repair apart and together, at several densities; which rows are probed, how "
-        "many, and what is fitted to them.",
+        lead="Partition and reconstruction apart and together, at several densities; which rows are probed, "
+        "how many, and what is fitted to them.",
         command=command,
         tables=ablation_tables(results),
         pictures=pictures(results, config.density),
@@ -72,7 +72,7 @@ def ablate(
 
 def pictures(results: Sequence[Result], density: float) -> list[Picture]:
     models = models_of(results)
-    settings = [ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE, ab.SEMANTIC_REPAIRED, ab.SPARSEPR]
+    settings = [ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE, ab.SEMANTIC_RECONSTRUCTED, ab.SPARSEPR]
     groups = {
         model: {name: average(of(results, ab.PARTITION_TABLE, name, model))[0] for name in settings}
         for model in models
@@ -93,7 +93,7 @@ def pictures(results: Sequence[Result], density: float) -> list[Picture]:
     }
     return [
         Picture(
-            "partition", "Partition and repair", "Mean row error, unprobed rows, same routed pairs.",
+            "partition", "Partition and reconstruction", "Mean row error, unprobed rows, same routed pairs.",
             figures.bars(groups, "mean row error"),
         ),
         Picture(

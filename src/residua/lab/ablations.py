@@ -24,12 +24,16 @@ COLD_STEPS = (1, 2, 5, 10, 25)
 WARM_STEPS = (1, 2, 4, 8)
 RANDOM_DRAWS = 3
 
-PARTITION_TABLE, DENSITY_TABLE, PROBE_TABLE = "partition and repair", "density", "probes and estimator"
-COUNT_TABLE, RANK_TABLE, ITERATION_TABLE = "probe count", "repair rank", "k-means iterations"
+PARTITION_TABLE, DENSITY_TABLE, PROBE_TABLE = (
+    "partition and reconstruction",
+    "density",
+    "probes and estimator",
+)
+COUNT_TABLE, RANK_TABLE, ITERATION_TABLE = "probe count", "reconstruction rank", "k-means iterations"
 
 SEMANTIC, KEY_RESPONSE = "semantic partition", "key-response K/V partition"
-RESPONSE, SEMANTIC_REPAIRED = "response-coupled partition", "semantic partition + probe repair"
-OWN_PROBES = "semantic partition + probe repair, probes of its own"
+RESPONSE, SEMANTIC_RECONSTRUCTED = "response-coupled partition", "semantic partition + probe reconstruction"
+OWN_PROBES = "semantic partition + probe reconstruction, probes of its own"
 SPARSEPR = "SparsePR"
 RANDOM, UNIFORM, STRATIFIED = (
     "random probes (mean of 3 draws)",
@@ -72,29 +76,29 @@ class Ablation:
         density = routed + probes / captured.tokens
         return Result(table, setting, captured.model, captured.name, *errors, density)
 
-    def _repaired(
+    def _reconstructed(
         self, sparse: Sparse, probes: Probes, rank: int | None = None, subspace: bool = True
     ) -> Tensor:
-        rank = self.sizes.repair_rank if rank is None else rank
-        return self.study.repair(sparse, probes, rank, self.config.ridge, subspace)
+        rank = self.sizes.residual_rank if rank is None else rank
+        return self.study.reconstruction(sparse, probes, rank, self.config.ridge, subspace)
 
-    def partition_and_repair(self) -> Iterator[Result]:
+    def partition_and_reconstruction(self) -> Iterator[Result]:
         """Table 2."""
         study, count = self.study, self.sizes.probes
         semantic = study.sparse(self._config("semantic"))
         key_response = study.sparse(self._config("key-response"))
         own = study.probes(semantic.grouping, count, "stratified")
         hard = {SEMANTIC: semantic, KEY_RESPONSE: key_response, RESPONSE: self.response}
-        repaired = {
-            SEMANTIC_REPAIRED: (semantic, self.probes),
+        reconstructed = {
+            SEMANTIC_RECONSTRUCTED: (semantic, self.probes),
             OWN_PROBES: (semantic, own),
             SPARSEPR: (self.response, self.probes),
         }
         for setting, sparse in hard.items():
             errors = study.errors(sparse.out, self.probes, own)
             yield self._result(PARTITION_TABLE, setting, errors, sparse.density, 0)
-        for setting, (sparse, probes) in repaired.items():
-            errors = study.errors(self._repaired(sparse, probes), self.probes, own)
+        for setting, (sparse, probes) in reconstructed.items():
+            errors = study.errors(self._reconstructed(sparse, probes), self.probes, own)
             yield self._result(PARTITION_TABLE, setting, errors, sparse.density, count)
 
     def density_sweep(self, densities: Sequence[float] = DENSITIES) -> Iterator[Result]:
@@ -102,8 +106,8 @@ class Ablation:
         study = self.study
         for density in densities:
             kept = resolve(self._config("response", density), study.call).probes
-            for partition, hard, repaired in (
-                ("semantic", SEMANTIC, SEMANTIC_REPAIRED),
+            for partition, hard, reconstructed in (
+                ("semantic", SEMANTIC, SEMANTIC_RECONSTRUCTED),
                 ("response", RESPONSE, SPARSEPR),
             ):
                 sparse = study.sparse(self._config(partition, density))
@@ -111,8 +115,10 @@ class Ablation:
                 probes = study.probes(grouping, kept, "stratified")
                 errors = study.errors(sparse.out, probes)
                 yield self._result(DENSITY_TABLE, f"{hard} @ {density:g}", errors, sparse.density, 0)
-                errors = study.errors(self._repaired(sparse, probes), probes)
-                yield self._result(DENSITY_TABLE, f"{repaired} @ {density:g}", errors, sparse.density, kept)
+                errors = study.errors(self._reconstructed(sparse, probes), probes)
+                yield self._result(
+                    DENSITY_TABLE, f"{reconstructed} @ {density:g}", errors, sparse.density, kept
+                )
 
     def probe_design(self) -> Iterator[Result]:
         """Table 4, with the response-coupled partition."""
@@ -122,7 +128,7 @@ class Ablation:
         every = (self.probes, uniform, *random)
 
         def errors(probes: Probes, subspace: bool = True) -> tuple[float, float]:
-            return study.errors(self._repaired(self.response, probes, subspace=subspace), *every)
+            return study.errors(self._reconstructed(self.response, probes, subspace=subspace), *every)
 
         drawn = [errors(probes) for probes in random]
         stratified = errors(self.probes)
@@ -150,12 +156,12 @@ class Ablation:
         counts = [count for count in PROBE_COUNTS if count <= len(study.rows) // 4]
         sets = {count: study.probes(grouping, count, "stratified") for count in counts}
         for count, probes in sets.items():
-            rank = min(self.sizes.repair_rank, count)
-            errors = study.errors(self._repaired(self.response, probes, rank), *sets.values())
+            rank = min(self.sizes.residual_rank, count)
+            errors = study.errors(self._reconstructed(self.response, probes, rank), *sets.values())
             yield self._result(COUNT_TABLE, f"{count}", errors, self.response.density, count)
         for rank in RANKS:
             if rank <= min(study.call.v.shape[-1], self.sizes.probes):
-                errors = study.errors(self._repaired(self.response, self.probes, rank), self.probes)
+                errors = study.errors(self._reconstructed(self.response, self.probes, rank), self.probes)
                 routed, count = self.response.density, self.sizes.probes
                 yield self._result(RANK_TABLE, f"{rank}", errors, routed, count)
 
@@ -171,7 +177,7 @@ class Ablation:
 
     def _iterated(self, setting: str, grouping: Grouping) -> Iterator[Result]:
         sparse = self.study.sparse(self._config("response"), grouping)
-        errors = self.study.errors(self._repaired(sparse, self.probes), self.probes)
+        errors = self.study.errors(self._reconstructed(sparse, self.probes), self.probes)
         yield self._result(ITERATION_TABLE, setting, errors, sparse.density, self.sizes.probes)
 
     @property

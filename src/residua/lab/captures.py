@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import InputError
-from ..inputs import judge
+from ..inputs import validate
 from ..types import Call
 
 MANIFEST = "manifest.json"
@@ -79,7 +79,9 @@ class CapturedCall:
 
     def call(self) -> Call:
         """The loaded tensors, judged, with text tokens pinned."""
-        return judge(*self.load(), scale=self.scale, pinned_keys=self.text, exact_queries=self.text_queries)
+        return validate(
+            *self.load(), scale=self.scale, pinned_keys=self.text, exact_queries=self.text_queries
+        )
 
 
 def read_captures(folder: str | Path) -> list[CapturedCall]:

@@ -1,4 +1,4 @@
-"""`residua repairs`: what every repair makes of the same budget, as one report."""
+"""`residua reconstructions`: what every reconstruction makes of the same budget, as one report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COST = (
 )
 
 
-def compare_repairs(
+def compare_reconstructions(
     calls: Sequence[CapturedCall],
     config: Config,
     command: str,
@@ -38,7 +38,7 @@ def compare_repairs(
     chosen = few(calls) if quick else list(calls)
     results = measure(chosen, config, quick, watch)
     return Report(
-        title="Repairs of skipped attention at equal cost",
+        title="Reconstructions of skipped attention at equal cost",
         lead="What stands for the pairs that a call skips: nothing, the paper's fit on probe rows, centroids "
         "of the skipped groups, or an expansion around the anchors; and whether a call knows how far off it "
         "is.",
@@ -50,7 +50,7 @@ def compare_repairs(
             estimate_table(results),
         ],
         pictures=pictures(results),
-        findings=[*repair_findings(results), *estimate_findings(results)],
+        findings=[*reconstruction_findings(results), *estimate_findings(results)],
         facts=facts(chosen, calls, config)
         | {
             "density": f"targets {', '.join(share(density, 0) for density in DENSITIES)}; ingredients at "
@@ -83,9 +83,9 @@ def _rows(results: Sequence[Run], table: str, settings: dict[str, str]) -> tuple
 
 def comparison_table(results: Sequence[Run], density: float) -> Table:
     models = models_of(item for item in results if item.table == COMPARISON)
-    settings = {TITLES[repair]: at(repair, density) for repair in COMPARED}
+    settings = {TITLES[reconstruction]: at(reconstruction, density) for reconstruction in COMPARED}
     return Table(
-        f"Repairs at {share(density, 0)}", ("repair", *models, "exact pairs", "cost"),
+        f"Reconstructions at {share(density, 0)}", ("reconstruction", *models, "exact pairs", "cost"),
         _rows(results, COMPARISON, settings), f"{UNPROBED} {CHARGED}", TITLES["anchored"],
     )  # fmt: skip
 
@@ -182,7 +182,7 @@ def _times(value: float, other: float) -> str:
     return f" ({value / other:.2f} x)" if other > 0 else ""
 
 
-def repair_findings(results: Sequence[Run]) -> list[Finding]:
+def reconstruction_findings(results: Sequence[Run]) -> list[Finding]:
     paper = at("probe", 0.22)
     return [
         at_most(
@@ -225,15 +225,17 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
     models = [model for model in models_of(results) if model != ALL]
     panels = {
         f"{model}: {name}": {
-            TITLES[repair]: [_point(results, repair, density, model, place) for density in DENSITIES]
-            for repair in COMPARED
+            TITLES[reconstruction]: [
+                _point(results, reconstruction, density, model, place) for density in DENSITIES
+            ]
+            for reconstruction in COMPARED
         }
         for model in models[:3]
         for place, name in enumerate(("mean", "p99"))
     }
     scatter = {
-        TITLES[repair]: {model: pairs_of(results, repair, model) for model in models}
-        for repair in ("anchored", "probe")
+        TITLES[reconstruction]: {model: pairs_of(results, reconstruction, model) for model in models}
+        for reconstruction in ("anchored", "probe")
     }
     return [
         Picture(
@@ -251,7 +253,7 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
 
 
 def _point(
-    results: Sequence[Run], repair: str, density: float, model: str, place: int
+    results: Sequence[Run], reconstruction: str, density: float, model: str, place: int
 ) -> tuple[float, float]:
-    runs = runs_of(results, COMPARISON, at(repair, density), model)
+    runs = runs_of(results, COMPARISON, at(reconstruction, density), model)
     return 100 * mean_cost(runs), average(runs)[place]

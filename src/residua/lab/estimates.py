@@ -46,10 +46,10 @@ class Spread:
 
 
 def pairs_of(
-    results: Sequence[Run], repair: str, model: str = ALL, densities: Sequence[float] = DENSITIES
+    results: Sequence[Run], reconstruction: str, model: str = ALL, densities: Sequence[float] = DENSITIES
 ) -> list[tuple[float, float]]:
     """True and estimated mean row error of each call and density; calls without an error are left out."""
-    settings = {at(repair, density) for density in densities}
+    settings = {at(reconstruction, density) for density in densities}
     return [
         (item.mean, item.estimate)
         for item in results
@@ -60,13 +60,15 @@ def pairs_of(
 
 def estimate_table(results: Sequence[Run]) -> Table:
     rows = []
-    for repair in ("anchored", "probe"):
+    for reconstruction in ("anchored", "probe"):
         for densities in (*((density,) for density in DENSITIES), DENSITIES):
-            found = Spread.of(pairs_of(results, repair, densities=densities))
+            found = Spread.of(pairs_of(results, reconstruction, densities=densities))
             if found is not None:
                 where = share(densities[0], 0) if len(densities) == 1 else "all"
                 figures = [f"{value:.2f}" for value in (found.median, found.low, found.high)]
-                rows.append((f"{repair}, {where}", f"{found.calls}", *figures, share(found.within, 0)))
+                rows.append(
+                    (f"{reconstruction}, {where}", f"{found.calls}", *figures, share(found.within, 0))
+                )
     note = (
         "The receipt's error over the true mean error of the rows that were not probed. Anchored judges "
         "itself on scattered rows that no fit has seen (it chooses by them, among three). The paper's probes "
@@ -77,7 +79,7 @@ def estimate_table(results: Sequence[Run]) -> Table:
 
 
 def estimate_findings(results: Sequence[Run]) -> list[Finding]:
-    ours, paper = (Spread.of(pairs_of(results, repair)) for repair in ("anchored", "probe"))
+    ours, paper = (Spread.of(pairs_of(results, reconstruction)) for reconstruction in ("anchored", "probe"))
     usual = f"Anchored knows its error within a factor of {FACTOR:g} in nine of ten calls"
     fair = f"Its estimate has no bias: the median of est/true is within {share(BIAS, 0)} of 1"
     looser = "Cross-validation over the paper's own probes does not: its estimate is biased or wider"

@@ -1,4 +1,4 @@
-"""The repairs against each other on captured calls. Every number is that of a whole call through
+"""The reconstructions against each other on captured calls. Every number is that of a whole call through
 `residua.attention`, from a cold start; errors are those of the rows that the call itself has not computed
 exactly."""
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..accounting import Receipt
 from ..attention import attention
 from ..config import Config
-from ..repair import REPAIRS
+from ..reconstruction import RECONSTRUCTIONS
 from ..sizing import Sizes, resolve
 from .ablations import Result
 from .analysis import Watch
@@ -37,7 +37,7 @@ class Run(Result):
     tokens: int
     cost: float  # of everything, as the receipt has it
     estimate: float | None  # the receipt's error
-    chosen: str  # what the head chose, if the repair has a choice
+    chosen: str  # what the head chose, if the reconstruction has a choice
     notes: tuple[str, ...]
 
 
@@ -49,11 +49,11 @@ class Bench:
         self._done: dict[Config, tuple[tuple[float, float], Receipt]] = {}
 
     def compare(self, config: Config, densities: Sequence[float]) -> Iterator[Run]:
-        """Every repair at every density; the setting is `repair @ density`."""
+        """Every reconstruction at every density; the setting is `reconstruction @ density`."""
         for density in densities:
-            for repair in COMPARED:
-                changed = config.replace(repair=repair, density=density)
-                yield self.run(COMPARISON, at(repair, density), changed)
+            for reconstruction in COMPARED:
+                changed = config.replace(reconstruction=reconstruction, density=density)
+                yield self.run(COMPARISON, at(reconstruction, density), changed)
 
     def take_apart(self, config: Config) -> Iterator[Run]:
         """Anchored reconstruction with one thing changed at a time, at the density of the config."""
@@ -82,33 +82,32 @@ class Bench:
 
     def probed(self, config: Config) -> Tensor:
         """The rows that a call computes exactly as its probes, found anew.  # [M] int64"""
-        policy, count = REPAIRS[config.repair].probes, resolve(config, self.study.call).probes
-        if policy is None or not count:
+        method, count = RECONSTRUCTIONS[config.reconstruction], resolve(config, self.study.call).probes
+        if not count:
             return torch.empty(0, dtype=torch.long)
-        if config.repair == "probe":  # the others need rows that no choice of ours has placed
-            policy = config.probe_policy or policy
+        policy = method.policy(config)
         return self.study.probes(self.study.group(config), count, policy).rows.flatten()
 
 
-def at(repair: str, density: float) -> str:
-    return f"{repair} @ {density:g}"
+def at(reconstruction: str, density: float) -> str:
+    return f"{reconstruction} @ {density:g}"
 
 
 def settled(config: Config, sizes: Sizes) -> Config:
     """What the call makes of a config: two that settle on the same are the same call."""
     return config.replace(
         query_groups=sizes.query_groups, kv_groups=sizes.kv_groups, probes=sizes.probes,
-        tail_slots=sizes.single_slots + sizes.merged_slots, drift_rank=sizes.drift_rank,
+        summary_slots=sizes.single_slots + sizes.merged_slots, drift_rank=sizes.drift_rank,
     )  # fmt: skip
 
 
 def ingredients(config: Config, sizes: Sizes) -> dict[str, Config]:
-    base = config.replace(repair="anchored")
+    base = config.replace(reconstruction="anchored")
     query, kv = sizes.query_groups, sizes.kv_groups
     made = {AS_IT_IS: base}
     for rank in DRIFT_RANKS:
         made[f"drift rank {rank}" if rank else "without drift"] = base.replace(drift_rank=rank)
-    made |= {f"{slots} slots": base.replace(tail_slots=slots) for slots in SLOTS}
+    made |= {f"{slots} slots": base.replace(summary_slots=slots) for slots in SLOTS}
     return made | {
         "half the query groups": base.replace(query_groups=max(1, query // 2)),
         "twice the query groups": base.replace(query_groups=2 * query),

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..execution.backend import Backend, Demand, select
+from ..execution.backend import Backend, Demand, choose_backend
 from ..grouping.partition import group_tokens
-from ..metrics import row_errors
 from ..probes import coverage_weights
 from ..probes import select as select_rows
-from ..repair import apply, fit
+from ..reconstruction.probe import apply_fit
 from ..routing import route_cells
+from ..row_error import row_errors
 from ..sizing import resolve
 from ..types import Call, Grouping, Probes, Route
 from .captures import CapturedCall
@@ -26,7 +26,7 @@ CHUNK_PAIRS = 1 << 24  # of a block of rows against all keys: 64 MiB of scores, 
 
 @dataclass(frozen=True)
 class Sparse:
-    """A call with some cells skipped and nothing repaired."""
+    """A call with some cells skipped and nothing reconstructed."""
 
     grouping: Grouping
     route: Route
@@ -47,7 +47,7 @@ class Study:
         self.captured = captured
         self.config = config
         self.call: Call = captured.call()
-        self.backend: Backend = select(config.backend, Demand.of(self.call))
+        self.backend: Backend = choose_backend(config.backend, Demand.of(self.call))
         self._groupings: dict[Config, Grouping] = {}
         self._sparse: dict[Config, Sparse] = {}
 
@@ -76,15 +76,21 @@ class Study:
             return group_tokens(self.call, config, sizes, start, self.backend)
         # nothing here depends on them
         key = config.replace(
-            density=1.0, probes=0, repair="none", tail_slots=None, drift_rank=0, max_error=None, balance=False
+            density=1.0,
+            probes=0,
+            reconstruction="none",
+            summary_slots=None,
+            drift_rank=0,
+            max_error=None,
+            balance=False,
         )
         if key not in self._groupings:
             self._groupings[key] = group_tokens(self.call, config, sizes, None, self.backend)
         return self._groupings[key]
 
     def sparse(self, config: Config, grouping: Grouping | None = None) -> Sparse:
-        """Routed attention, the probes' cost set aside whether or not a repair follows: all variants then
-        evaluate the same number of routed pairs."""
+        """Routed attention, the probes' cost set aside whether or not a reconstruction follows: all variants
+        then evaluate the same number of routed pairs."""
         if grouping is None and config in self._sparse:
             return self._sparse[config]
         groups = self.group(config) if grouping is None else grouping
@@ -106,7 +112,7 @@ class Study:
         generator = torch.Generator().manual_seed(seed) if policy == "random" else None
         rows, weights = select_rows(
             grouping.coordinates, labels, grouping.query.groups, count, policy,
-            generator, self.backend,
+            generator, backend=self.backend,
         )  # fmt: skip
         return self.at(self.rows[rows], weights)
 
@@ -117,13 +123,13 @@ class Study:
         """Coverage weights of rows [1, 1, M] under a grouping."""
         return coverage_weights(rows, grouping.query.labels, grouping.query.groups)
 
-    def repair(
+    def reconstruction(
         self, sparse: Sparse, probes: Probes, rank: int, ridge: float, subspace: bool = True
     ) -> Tensor:
-        """The repaired output.  # [1, 1, Nq, Dv] fp32"""
+        """The reconstructed output.  # [1, 1, Nq, Dv] fp32"""
         missed, x = probes.residual(sparse.out)
-        found = fit(x, missed, probes.weights, rank, ridge, subspace)
-        return apply(sparse.out.clone(), found, probes, torch.float32, self.backend)
+        fit = self.backend.fit_residual(x, missed, probes.weights, rank, ridge, subspace)
+        return apply_fit(sparse.out.clone(), fit, probes, torch.float32, self.backend)
 
     def errors(self, out: Tensor, *probed: Probes) -> tuple[float, float]:
         """Mean and p99 of the relative row error, over routed rows that are in none of the probe sets."""

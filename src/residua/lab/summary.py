@@ -77,7 +77,7 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
     unprobed = "Mean / p99 of the relative row error, rows that no variant probed, averaged over calls."
     tables = [
         by_model(
-            results, ab.PARTITION_TABLE, "Partition and repair (Table 2)", "configuration",
+            results, ab.PARTITION_TABLE, "Partition and reconstruction (Table 2)", "configuration",
             f"{unprobed} Same routed pairs everywhere; probe rows and weights are those of the "
             "response-coupled groups except where a row says otherwise.", ab.SPARSEPR,
         ),
@@ -88,7 +88,7 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
         ),
         by_model(results, ab.COUNT_TABLE, "Probe rows", "probes", f"{unprobed} Same route."),
         by_model(
-            results, ab.RANK_TABLE, "Directions of the repair", "rank", f"{unprobed} Same route and probes."
+            results, ab.RANK_TABLE, "Directions of the fit", "rank", f"{unprobed} Same route and probes."
         ),
         by_model(
             results, ab.ITERATION_TABLE, "K-means steps", "start, steps",
@@ -129,7 +129,7 @@ def ablation_findings(results: Sequence[Result]) -> list[Finding]:
         compared(
             results, first, ab.RESPONSE, ab.SEMANTIC, "Response-coupled groups lower the hard-drop error"
         ),
-        compared(results, first, ab.SPARSEPR, ab.SEMANTIC_REPAIRED, "They also help with a repair"),
+        compared(results, first, ab.SPARSEPR, ab.SEMANTIC_RECONSTRUCTED, "They also help a reconstruction"),
         _larger_gain(results),
         compared(results, ab.PROBE_TABLE, ab.STRATIFIED, ab.RANDOM, "Stratified probes beat random ones"),
         compared(
@@ -145,15 +145,18 @@ def ablation_findings(results: Sequence[Result]) -> list[Finding]:
 
 
 def _larger_gain(results: Sequence[Result]) -> Finding:
-    claim = "Probe repair is the larger gain of the two"
+    claim = "Probe reconstruction is the larger gain of the two"
     hard = of(results, ab.PARTITION_TABLE, ab.SEMANTIC)
     if not hard:
         return Finding(claim, None, "no such calls")
     start = average(hard)[0]
     partition = start - average(of(results, ab.PARTITION_TABLE, ab.RESPONSE))[0]
-    repair = start - average(of(results, ab.PARTITION_TABLE, ab.SEMANTIC_REPAIRED))[0]
-    evidence = f"mean error {start:.4f}: partition alone takes off {partition:.4f}, repair alone {repair:.4f}"
-    return Finding(claim, repair > partition, evidence)
+    reconstruction = start - average(of(results, ab.PARTITION_TABLE, ab.SEMANTIC_RECONSTRUCTED))[0]
+    evidence = (
+        f"mean error {start:.4f}: partition alone takes off {partition:.4f}, "
+        f"reconstruction alone {reconstruction:.4f}"
+    )
+    return Finding(claim, reconstruction > partition, evidence)
 
 
 def _everywhere(results: Sequence[Result]) -> Finding:

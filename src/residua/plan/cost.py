@@ -71,7 +71,7 @@ class Seconds:
     dense_attention: float  # if every call were dense
     dense_calls: float  # those that stay dense in the sparse run
     sparse_cells: float
-    overhead: float  # grouping, routing, permutation, repair
+    overhead: float  # grouping, routing, permutation, reconstruction
 
     @property
     def sparse_attention(self) -> float:
@@ -157,7 +157,7 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     copies = (
         value_bytes * dim * (heads * forward.queries + 2 * kv_heads * forward.keys)
     )  # group-major q, k, v
-    output = 4 * dim * heads * forward.queries  # fp32 until it is repaired
+    output = 4 * dim * heads * forward.queries  # fp32 until it is reconstructed
     indices = 16 * tokens * (heads + kv_heads)  # labels and order
     return Call(
         density=min(1.0, max(config.density, least / forward.pairs)),

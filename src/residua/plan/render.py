@@ -62,7 +62,7 @@ def _costs(plan: Plan) -> Table:
     )
     _add(table, "attention, exact pairs", plan.attention_pflops, evaluated, seconds.dense_attention,
          seconds.dense_calls + seconds.sparse_cells)  # fmt: skip
-    _add(table, "grouping, routing, repair", 0.0, plan.overhead_pflops, 0.0, seconds.overhead)
+    _add(table, "grouping, routing, reconstruction", 0.0, plan.overhead_pflops, 0.0, seconds.overhead)
     _add(table, "everything else", plan.rest_pflops, plan.rest_pflops, seconds.rest, seconds.rest)
     table.add_section()
     attention = f"{plan.attention_speedup:.2f} x"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.types import DRIFT_MOST, Drift, ExtraKeys, Partition, Route
+from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -66,13 +66,13 @@ def attention_truth(
     mask: Tensor,
     scale: float,
     route: Route | None = None,
-    extra: ExtraKeys | None = None,
+    summary: SummaryKeys | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Masked attention in fp64, extra keys as further columns -> out, log-sum-exp"""
+    """Masked attention in fp64, summary keys as further columns -> out, log-sum-exp"""
     shares = q.shape[1] // k.shape[1]
     k, v = (t.double().repeat_interleave(shares, 1) for t in (k, v))
     logits = (q.double() @ k.mT * scale).masked_fill(~mask, -torch.inf)
-    if extra is None or route is None:
+    if summary is None or route is None:
         return (logits.softmax(-1).nan_to_num(0) @ v), logits.logsumexp(-1)
     group = route.query.labels
     member = group.clamp(min=0)[..., None]
@@ -81,17 +81,17 @@ def attention_truth(
         .flatten(3)
         .gather(2, member.expand(-1, -1, -1, t.flatten(3).shape[-1]))
         .unflatten(3, t.shape[3:])
-        for t in (extra.keys, extra.values, extra.log_weight)
+        for t in (summary.keys, summary.values, summary.log_weight)
     )  # [B, H, Nq, T, ...]
     tail = torch.einsum("bhnd,bhntd->bhnt", q.double(), keys) * scale + weight
-    if extra.drift is not None:
-        drift, shares_h = extra.drift, q.shape[1] // extra.drift.basis.shape[1]
+    if summary.drift is not None:
+        drift, shares_h = summary.drift, q.shape[1] // summary.drift.basis.shape[1]
         origin, curve, slope = (
             torch.take_along_dim(t.double(), member.unflatten(-1, (1,) * (t.ndim - 3)), 2)
             for t in (drift.origin, drift.curve, drift.slope)
         )
         y = q.double() @ drift.basis.double().repeat_interleave(shares_h, 1) - origin
-        tail = tail + (y.square() * curve).sum(-1, keepdim=True).clamp(max=DRIFT_MOST)
+        tail = tail + (y.square() * curve).sum(-1, keepdim=True).clamp(max=MAX_BEND)
         values = values + torch.einsum("bhnr,bhnrd->bhnd", y, slope)[..., None, :]
     tail = tail.masked_fill(group[..., None] < 0, -torch.inf)
     both = torch.cat([logits, tail], -1)

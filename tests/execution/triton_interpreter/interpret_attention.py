@@ -1,4 +1,4 @@
-"""Sparse attention, probe rows and the repair in the interpreter, against fp64 on the same route."""
+"""Sparse attention, probe rows and the reconstruction in the interpreter, against fp64 on the same route."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from cases import (
     random_route,
 )
 
-from residua.execution import torch_primitives as plain
+from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
 from residua.execution.triton.drift import drift_rows
 from residua.execution.triton.rows import split_keys
 from residua.execution.triton.schedule import schedule_tiles
 from residua.execution.triton.shapes import FALLBACK_PROCESSORS
-from residua.types import DRIFT_MOST, ExtraKeys, Partition, Route
+from residua.types import MAX_BEND, Partition, Route, SummaryKeys
 
 BACKEND = TritonBackend()
 
 
-def check(q, k, v, route, extra=None):
+def check(q, k, v, route, summary=None):
     scale = q.shape[-1] ** -0.5
-    wanted, wanted_lse = attention_truth(q, k, v, dense_mask(route), scale, route, extra)
-    out, lse = BACKEND.attend(q, k, v, route, scale, extra, torch.float32)
+    wanted, wanted_lse = attention_truth(q, k, v, dense_mask(route), scale, route, summary)
+    out, lse = BACKEND.attend(q, k, v, route, scale, summary, torch.float32)
     assert_near(out, wanted, q.dtype)
     assert_near(lse, wanted_lse, q.dtype)
     return out, lse
@@ -74,15 +74,15 @@ def test_extra_keys(dtype, extra_dtype):
     route = random_route(ragged(1, heads, queries, groups, loose=True), ragged(1, 1, keys, 7), 0.3)
     weight = random(1, heads, groups, extras, seed=5)
     weight[..., 3] = -torch.inf
-    extra = ExtraKeys(
+    summary = SummaryKeys(
         random(1, heads, groups, extras, dim, dtype=extra_dtype, seed=3),
         random(1, heads, groups, extras, dim, dtype=extra_dtype, seed=4),
         weight,
     )
-    check(q, k, v, route, extra)
+    check(q, k, v, route, summary)
     # a key that is switched off may hold anything
-    extra.keys[..., 3, :], extra.values[..., 3, :] = torch.nan, torch.inf
-    assert torch.isfinite(BACKEND.attend(q, k, v, route, dim**-0.5, extra)[0]).all()
+    summary.keys[..., 3, :], summary.values[..., 3, :] = torch.nan, torch.inf
+    assert torch.isfinite(BACKEND.attend(q, k, v, route, dim**-0.5, summary)[0]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -99,8 +99,8 @@ def test_drift(dtype, dim, rank):
     weight[:, :, 1] = -torch.inf  # a group whose keys are all off
     drift = random_drift(1, heads, 1, groups, dim, rank)
     pairs = [random(1, heads, groups, extras, dim, seed=s) for s in (3, 4)]
-    out, lse = check(q, k, v, route, ExtraKeys(*pairs, weight, drift))
-    still, still_lse = BACKEND.attend(q, k, v, route, dim**-0.5, ExtraKeys(*pairs, weight), torch.float32)
+    out, lse = check(q, k, v, route, SummaryKeys(*pairs, weight, drift))
+    still, still_lse = BACKEND.attend(q, k, v, route, dim**-0.5, SummaryKeys(*pairs, weight), torch.float32)
     labels = route.query.labels
     moves = (weight > -torch.inf).any(-1).gather(2, labels.clamp(min=0)) & (labels >= 0)
     assert ((out - still).abs().amax(-1) > 1e-3)[moves].all()
@@ -110,7 +110,7 @@ def test_drift(dtype, dim, rank):
     for part in (drift.origin, drift.curve, drift.slope):
         part[:, :, 1] = torch.nan
     again, lse_again = BACKEND.attend(
-        q, k, v, route, dim**-0.5, ExtraKeys(*pairs, weight, drift), torch.float32
+        q, k, v, route, dim**-0.5, SummaryKeys(*pairs, weight, drift), torch.float32
     )
     assert torch.equal(again, out)
     assert torch.equal(lse_again, lse)
@@ -124,7 +124,7 @@ def test_coordinates_of_16_bit_rows_keep_the_digits_of_fp32():
     drift.origin.copy_((q.float() @ drift.basis).mean(2, keepdim=True).expand_as(drift.origin))
     labels = query.labels.clamp(min=0)[..., None]
     wanted = q.double() @ drift.basis.double() - torch.take_along_dim(drift.origin, labels, 2).double()
-    bend = (wanted.square() * torch.take_along_dim(drift.curve, labels, 2)).sum(-1).clamp(max=DRIFT_MOST)
+    bend = (wanted.square() * torch.take_along_dim(drift.curve, labels, 2)).sum(-1).clamp(max=MAX_BEND)
     y, got = drift_rows(q, drift, query)
     grouped = query.labels >= 0
     assert (y - wanted)[grouped].abs().max() < 1e-5
@@ -143,12 +143,12 @@ def test_keys_of_16_bits_lose_nothing_beside_large_log_weights():
     )
     keys = random(1, 1, 1, 3, 64, seed=7) * 3 + 5
     anchor = q.float().mean(2)  # [1, 1, D]
-    extra = ExtraKeys(
+    summary = SummaryKeys(
         keys, random(1, 1, 1, 3, 64, seed=8), -(keys @ anchor[..., None, :, None])[..., 0] * 64**-0.5
     )
-    wanted, _ = attention_truth(q, k, v, dense_mask(route), 64**-0.5, route, extra)
-    out, _ = BACKEND.attend(q, k, v, route, 64**-0.5, extra, torch.float32)
-    rough = ExtraKeys(keys.half(), extra.values, extra.log_weight)
+    wanted, _ = attention_truth(q, k, v, dense_mask(route), 64**-0.5, route, summary)
+    out, _ = BACKEND.attend(q, k, v, route, 64**-0.5, summary, torch.float32)
+    rough = SummaryKeys(keys.half(), summary.values, summary.log_weight)
     careless, _ = BACKEND.attend(q, k, v, route, 64**-0.5, rough, torch.float32)
     assert (out - wanted).abs().max() < 0.25 * (careless - wanted).abs().max()
 

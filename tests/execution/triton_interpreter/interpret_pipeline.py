@@ -15,7 +15,7 @@ SETTINGS = {
     "kv_groups": 11,
     "kmeans_cold": 3,
     "probes": 8,
-    "repair_rank": 4,
+    "residual_rank": 4,
     "density": 0.4,
 }
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ...config import Config
 from ...execution.triton import TritonBackend
 from ...state import State
+from ...stopwatch import Stopwatch
 from .fake_cuda import fake_cuda
 
 # operations that only change how memory is seen, or only reserve it
@@ -103,7 +104,8 @@ class Trace:
 
     @property
     def stages(self) -> list[str]:
-        return list(dict.fromkeys(row.stage for row in (*self.operations, *self.launches)))
+        found = [op.stage for op in self.operations] + [launch.stage for launch in self.launches]
+        return list(dict.fromkeys(found))
 
 
 class _Recorder(TorchDispatchMode):
@@ -158,7 +160,6 @@ def _bytes(x: Tensor) -> int:
 @contextmanager
 def _stages(stage: list[str]) -> Iterator[None]:
     """Takes down in which stage of the call we are."""
-    watch = importlib.import_module("residua.clock").Clock
 
     @contextmanager
     def entered(self: Any, name: str) -> Iterator[None]:
@@ -168,7 +169,7 @@ def _stages(stage: list[str]) -> Iterator[None]:
         finally:
             stage.pop()
 
-    with mock.patch.object(watch, "stage", entered):
+    with mock.patch.object(Stopwatch, "stage", entered):
         yield
 
 
@@ -228,7 +229,7 @@ def trace_call(
     span = (tokens - text, tokens) if text else None
     with (
         fake_cuda(processors),
-        mock.patch.object(module, "select", lambda *_: TritonBackend()),
+        mock.patch.object(module, "choose_backend", lambda *_: TritonBackend()),
         mock.patch("residua.execution.triton.shapes.architecture", lambda: 90),
         mock.patch("residua.execution.triton.attend.architecture", lambda: 90),
         _stages(stage),

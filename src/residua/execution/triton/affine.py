@@ -1,4 +1,4 @@
-"""The repair in one pass over the output: a low-rank affine map and the cast to the caller's dtype."""
+"""The correction in one pass over the output: a low-rank affine map and the cast to the caller's dtype."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations

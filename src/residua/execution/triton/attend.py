@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import ExtraKeys, Route
+from ...types import Route, SummaryKeys
 from .drift import drift_rows
 from .schedule import row_tile, schedule_tiles
 from .shapes import Tiles, architecture, padded, positive_scale, precision
@@ -35,9 +35,9 @@ def attend_kernel(
     ENDS,  # [B, H, CQ + 1] int32: running number of row tiles
     KEY_TILES,  # [B, H, CQ, room, 3] int32
     COUNTS,  # [B, H, CQ, 2] int32
-    EXTRA_K,  # [B, H, CQ, T, D], or any pointer
-    EXTRA_V,  # [B, H, CQ, T, DV]
-    EXTRA_W,  # [B, H, CQ, T] fp32
+    SUMMARY_K,  # [B, H, CQ, T, D], or any pointer
+    SUMMARY_V,  # [B, H, CQ, T, DV]
+    SUMMARY_W,  # [B, H, CQ, T] fp32
     Y,  # [B, H, NQ, R] fp32, or any pointer
     BEND,  # [B, H, NQ] fp32
     SLOPE,  # [B, H, CQ, R, DV] fp32
@@ -65,7 +65,7 @@ def attend_kernel(
     BR: tl.constexpr,
     ROWS: tl.constexpr,  # of a tall tile
     LOW: tl.constexpr,
-    EXTRA: tl.constexpr,
+    SUMMARY: tl.constexpr,
     DRIFT: tl.constexpr,
     WIDE: tl.constexpr,  # offsets inside a head need 64 bits
     PRECISION: tl.constexpr,
@@ -116,12 +116,12 @@ def attend_kernel(
         scores = tl.where(live[None, :], tl.dot(q, k, input_precision=PRECISION), -float("inf"))
         top, total, acc = fold(scores, scale, v, top, total, acc, PRECISION)
 
-    if EXTRA:
+    if SUMMARY:
         before = top
         # columns that are only padding read column 0: they meet zeros of q, or are not stored
         own_dims = dims if BD == D else tl.where(dims < D, dims, 0)
         own_cols = cols if BDV == DV else tl.where(cols < DV, cols, 0)
-        tail = tl.zeros([BM], tl.float32)  # the sum over the extra keys alone
+        tail = tl.zeros([BM], tl.float32)  # the sum over the summary alone
         if DRIFT:
             rows = tl.load(
                 ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
@@ -131,13 +131,13 @@ def attend_kernel(
         for t in tl.range(0, T, BT, num_stages=1):
             slots = t + tl.arange(0, BT)
             at = row * T + slots
-            weight = tl.load(EXTRA_W + at, mask=(slots < T) & grouped, other=-float("inf"))
+            weight = tl.load(SUMMARY_W + at, mask=(slots < T) & grouped, other=-float("inf"))
             live = weight > -float("inf")
-            k = tl.load(EXTRA_K + at[None, :] * D + own_dims[:, None], mask=live[None, :], other=0.0)
-            v = tl.load(EXTRA_V + at[:, None] * DV + own_cols[None, :], mask=live[:, None], other=0.0)
+            k = tl.load(SUMMARY_K + at[None, :] * D + own_dims[:, None], mask=live[None, :], other=0.0)
+            v = tl.load(SUMMARY_V + at[:, None] * DV + own_cols[None, :], mask=live[:, None], other=0.0)
             high = k.to(q.dtype)
             scores = tl.dot(q, high, input_precision=PRECISION)
-            if EXTRA_K.dtype.element_ty != q.dtype:
+            if SUMMARY_K.dtype.element_ty != q.dtype:
                 # what the cast dropped: log-weights cancel against these products, so the digits matter
                 scores = tl.dot(q, (k.to(tl.float32) - high.to(tl.float32)).to(q.dtype), scores)
             scores = scores * scale + weight[None, :] * 1.4426950408889634
@@ -184,7 +184,7 @@ def attend_kernel(
     tl.store(LSE + head * NQ + rows, lse, mask=index < stop)
 
 
-def tiles_for(width: int, dtype: torch.dtype, extra: bool, drift: bool) -> Tiles:
+def tiles_for(width: int, dtype: torch.dtype, summary: bool, drift: bool) -> Tiles:
     """Tile sizes without spills that fit every supported GPU; the compile gate proves it."""
     if dtype == torch.float32:
         if width <= 64:
@@ -192,8 +192,8 @@ def tiles_for(width: int, dtype: torch.dtype, extra: bool, drift: bool) -> Tiles
         return Tiles(16 if drift and width <= 128 else 32, 16, 8, 2 if width <= 128 else 1)
     if width <= 128:
         return Tiles(128, 64, 8, 3)
-    # the two parts of an extra key of 256 columns leave registers for few rows only
-    return Tiles(16 if extra else 64, 32, 8, 2)
+    # the two parts of a summary key of 256 columns leave registers for few rows only
+    return Tiles(16 if summary else 64, 32, 8, 2)
 
 
 def low_tiles(size: Tiles) -> Tiles | None:
@@ -210,7 +210,7 @@ def attend(
     values: Tensor,
     route: Route,
     scale: float,
-    extra: ExtraKeys | None,
+    summary: SummaryKeys | None,
     out_dtype: torch.dtype | None,
     value_dim: int,
 ) -> tuple[Tensor, Tensor]:
@@ -223,11 +223,11 @@ def attend(
     if lse.numel() == 0:
         return out, lse
     width = max(padded(dim), padded(value_dim))
-    drift = extra.drift if extra is not None else None
-    size = tiles_for(width, q.dtype, extra is not None, drift is not None)
+    drift = summary.drift if summary is not None else None
+    size = tiles_for(width, q.dtype, summary is not None, drift is not None)
     low = low_tiles(size)
     schedule = schedule_tiles(route, size.rows, size.keys, low is not None)
-    weighted = (extra.keys, extra.values, extra.log_weight) if extra is not None else (q, q, q)
+    weighted = (summary.keys, summary.values, summary.log_weight) if summary is not None else (q, q, q)
     moved = (*drift_rows(q, drift, route.query), drift.slope) if drift is not None else (q, q, q)
     rank = drift.basis.shape[-1] if drift is not None else 0
     q, scale = positive_scale(q, scale)
@@ -246,14 +246,14 @@ def attend(
             ends,
             schedule.key_tiles,
             schedule.counts,
-            *(t.contiguous() if extra is not None else t for t in weighted),
+            *(t.contiguous() if summary is not None else t for t in weighted),
             *(t.float().contiguous() if drift is not None else t for t in moved),
             heads,
             heads // kv_heads,
             count,
             keys.shape[2],
             route.cells.shape[2],
-            extra.keys.shape[3] if extra is not None else 0,
+            summary.keys.shape[3] if summary is not None else 0,
             rank,
             schedule.key_tiles.shape[3],
             tiles,
@@ -269,7 +269,7 @@ def attend(
             BR=padded(max(1, rank)),
             ROWS=size.rows,
             LOW=tile is low,
-            EXTRA=extra is not None and extra.keys.shape[3] > 0,
+            SUMMARY=summary is not None and summary.keys.shape[3] > 0,
             DRIFT=drift is not None,
             WIDE=keys.shape[2] * width >= 1 << 31,
             PRECISION=precision(q.dtype, width),

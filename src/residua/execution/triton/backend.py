@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from importlib.util import find_spec
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError, ResiduaError
-from ...types import ExtraKeys, Partition, Route
-from ..backend import Backend, Demand, register
+from ...types import Partition, Route, SummaryKeys
+from ..backend import BACKENDS, Backend, Demand
 
 MIN_CAPABILITY = (8, 0)
 _SESSION = threading.local()  # what one call of this thread shares between its stages
@@ -74,10 +74,10 @@ def entry(primitive: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
-@register
+@BACKENDS.register
 class TritonBackend(Backend):
     name: ClassVar[str] = "triton"
-    summary: ClassVar[str] = "Triton kernels for NVIDIA GPUs from sm_80, the whole call on the device"
+    about: ClassVar[str] = "Triton kernels for NVIDIA GPUs from sm_80, the whole call on the device"
     # the interpreter must be asked for by name: `auto` would make a call thousands of times slower
     priority: ClassVar[int] = -1 if interpreting() else 40
     deterministic: ClassVar[bool] = True
@@ -163,7 +163,7 @@ class TritonBackend(Backend):
         v: Tensor,
         route: Route,
         scale: float,
-        extra: ExtraKeys | None = None,
+        summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         from .attend import attend
@@ -171,7 +171,7 @@ class TritonBackend(Backend):
         keys, values = (self.group_major(x, route.kv.order) for x in (k, v))
         if q.shape[2] >= k.shape[2] and getattr(_SESSION, "gathered", None):
             _SESSION.gathered.clear()  # after all rows have attended, nobody wants the copies again
-        return attend(q, keys, values, route, scale, extra, out_dtype, v.shape[-1])
+        return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
 
     @entry
     def slot_means(
@@ -212,17 +212,23 @@ class TritonBackend(Backend):
         shape = labels.shape[:2]
         return Partition(labels, order.unflatten(0, shape), offsets.unflatten(0, shape))
 
-    @entry
     def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
-        from ..torch_primitives import FILL_PASSES
+        return self.spend_each(log_share, query_sizes, kv_sizes, [budget])[0]
+
+    @entry
+    def spend_each(
+        self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
+    ) -> Tensor:
+        from ..plain.routing import FILL_PASSES
         from .spend import spend
 
-        if budget.ndim < 3:
-            budget = budget[:, None] if budget.ndim == 1 else budget
-            return spend(
-                log_share, query_sizes, kv_sizes, budget.expand(log_share.shape[:2])[None], FILL_PASSES
-            )[0]
-        return spend(log_share, query_sizes, kv_sizes, budget, FILL_PASSES)
+        return spend(log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES)
+
+    @entry
+    def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
+        from .spoil import spoil
+
+        return spoil(out, lost)
 
     @entry
     def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:

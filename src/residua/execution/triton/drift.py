@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import DRIFT_MOST, Drift, Partition
+from ...types import MAX_BEND, Drift, Partition
 from .shapes import cdiv, padded
 
 
@@ -67,7 +67,7 @@ def drift_kernel(
 
 
 def drift_rows(q: Tensor, drift: Drift, query: Partition) -> tuple[Tensor, Tensor]:
-    """-> y = q @ basis - origin [B, H, Nq, R], min(sum(y^2 * curve), DRIFT_MOST) [B, H, Nq], both fp32; what
+    """-> y = q @ basis - origin [B, H, Nq, R], min(sum(y^2 * curve), MAX_BEND) [B, H, Nq], both fp32; what
     rows of no group get is read by nobody."""
     batch, heads, count, dim = q.shape
     kv_heads, rank = drift.basis.shape[1], drift.basis.shape[-1]
@@ -88,7 +88,7 @@ def drift_rows(q: Tensor, drift: Drift, query: Partition) -> tuple[Tensor, Tenso
         rank,
         *q.stride(),
         tiles,
-        DRIFT_MOST,
+        MAX_BEND,
         D=dim,
         BN=rows,
         BK=32,

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...types import Drift, ExtraKeys, Partition, Route
+from ...types import Drift, Partition, Route, SummaryKeys
 from .backend import TritonBackend
 
 TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, PROBES, RANK = 75600, 40, 300, 1000, 64, 16
-EXTRA_KEYS, SLOTS = 65, 128
+SUMMARY_KEYS, SLOTS = 65, 128
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SHORT = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
@@ -46,7 +46,7 @@ def cases() -> list[Case]:
     for dtype, dims in ((BF16, (64, 96, 128, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
         for dim in dims:
             label = f"D={dim} {SHORT[dtype]}"
-            for kind in ("", ", extra keys", ", drift"):
+            for kind in ("", ", summary", ", drift"):
                 found.append(Case(label + kind, partial(_attend, dim, dtype, kind)))
             found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
             found.append(Case(f"{label}, key mask", partial(_split, dim, dtype)))
@@ -113,9 +113,11 @@ def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> 
     drift = Drift(
         empty(1, HEADS, dim, RANK), empty(*groups, RANK), empty(*groups, RANK), empty(*groups, RANK, dim)
     )
-    room = (*groups, SLOTS if "drift" in kind else EXTRA_KEYS)
-    extra = ExtraKeys(empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None)
-    backend.attend(x, x, x, route(), 0.1, extra if kind else None, FP32)
+    room = (*groups, SLOTS if "drift" in kind else SUMMARY_KEYS)
+    summary = SummaryKeys(
+        empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None
+    )
+    backend.attend(x, x, x, route(), 0.1, summary if kind else None, FP32)
 
 
 def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:

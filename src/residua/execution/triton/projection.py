@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..torch_primitives import RMS_FLOOR
+from ..plain.grouping import RMS_FLOOR
 from .shapes import cdiv, padded
 
 

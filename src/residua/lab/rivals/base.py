@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ...config import Config
 from ...errors import InputError
-from ...execution.backend import Backend, Demand, select
-from ...inputs import judge
+from ...execution.backend import Backend, Demand, choose_backend
+from ...inputs import validate
 from ...sizing import default_groups
 from ...types import Call, Partition, Route
 
@@ -43,11 +43,11 @@ class Task:
 
     @cached_property
     def call(self) -> Call:
-        return judge(self.q, self.k, self.v, scale=self.scale)
+        return validate(self.q, self.k, self.v, scale=self.scale)
 
     @cached_property
     def backend(self) -> Backend:
-        return select(self.backend_name, Demand.of(self.call))
+        return choose_backend(self.backend_name, Demand.of(self.call))
 
     @property
     def heads(self) -> int:

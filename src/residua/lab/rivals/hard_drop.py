@@ -1,4 +1,4 @@
-"""SparsePR's partition and routing without its repair: what is skipped is dropped."""
+"""SparsePR's partition and routing without its reconstruction: what is skipped is dropped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class HardDrop(Rival):
     """Response-coupled groups, cells by their mass at the query centroids, renormalised over what is kept."""
 
     name = "hard-drop"
-    title = "hard drop (no repair)"
-    source = "the SparsePR paper, section 4.1; Residua with repair='none'"
+    title = "hard drop (no reconstruction)"
+    source = "the SparsePR paper, section 4.1; Residua with reconstruction='none'"
 
     def run(self, task: Task) -> Outcome:
         config = settings(task, "none")

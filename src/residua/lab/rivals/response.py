@@ -8,17 +8,17 @@ from torch import Tensor
 from ...config import Config
 from ...grouping.partition import group_tokens
 from ...probes import select
-from ...repair import REPAIRS
+from ...reconstruction import RECONSTRUCTIONS
 from ...sizing import resolve
 from ...types import Grouping
 from .base import Task
 from .selection import kmeans_products
 
 
-def settings(task: Task, repair: str) -> Config:
+def settings(task: Task, reconstruction: str) -> Config:
     query_groups, kv_groups = task.group_counts
     return Config(
-        density=task.density, query_groups=query_groups, kv_groups=kv_groups, repair=repair,
+        density=task.density, query_groups=query_groups, kv_groups=kv_groups, reconstruction=reconstruction,
         backend=task.backend_name,
     )  # fmt: skip
 
@@ -35,18 +35,22 @@ def grouping_products(task: Task, config: Config) -> int:
     return task.heads * (products + task.rows * sizes.query_rank + task.keys * sizes.key_rank)
 
 
-def probe_rows(task: Task, *repairs: str) -> Tensor | None:
-    """The rows that calls with these repairs compute exactly, found anew: they are held out when methods are
+def probe_rows(task: Task, *reconstructions: str) -> Tensor | None:
+    """The rows that calls with these reconstructions compute exactly: they are held out when methods are
     compared, because some of them have seen the answer.  # [B, H, M], a row may be there twice"""
-    config = settings(task, repairs[0])
+    config = settings(task, reconstructions[0])
     count = resolve(config, task.call).probes
     if not count:
         return None
-    grouping = response_groups(task, config)  # the same whatever the repair
+    grouping = response_groups(task, config)  # the same whatever the reconstruction
     coordinates, query = grouping.coordinates, grouping.query
-    policies = [policy for policy in (REPAIRS[repair].probes for repair in repairs) if policy is not None]
+    policies = [
+        policy
+        for policy in (RECONSTRUCTIONS[reconstruction].probe_policy for reconstruction in reconstructions)
+        if policy is not None
+    ]
     found = [
-        select(coordinates, query.labels, query.groups, count, policy, None, task.backend)
+        select(coordinates, query.labels, query.groups, count, policy, backend=task.backend)
         for policy in policies
     ]
     return torch.cat([rows for rows, _ in found], -1)

@@ -12,7 +12,6 @@ import math
 import torch
 from torch import Tensor
 
-from ...routing import spend
 from ...types import Partition, Route
 from .base import Task
 from .tiles import tile_order
@@ -52,7 +51,7 @@ def centroid_scores(task: Task, query: Partition, kv: Partition) -> Tensor:
 
 def best_per_pair(task: Task, log_gain: Tensor, query: Partition, kv: Partition) -> Route:
     """Most gain of a row per key first, over all cells of a head at once. `log_gain` [B, H, Cq, Ck]"""
-    return Route(query, kv, spend(log_gain, query.sizes, kv.sizes, task.budget))
+    return Route(query, kv, task.backend.spend(log_gain, query.sizes, kv.sizes, task.budget))
 
 
 def in_order(task: Task, place: Tensor, query: Partition, kv: Partition) -> Route:

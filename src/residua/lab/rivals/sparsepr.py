@@ -21,11 +21,11 @@ class SparsePR(Rival):
         config = settings(task, "probe")
         out, receipt = attention(task.q, task.k, task.v, config, scale=task.scale, return_receipt=True)
         pairs = {"routed": receipt.pairs.routed, "probe": receipt.pairs.probe}
-        rank, widths = resolve(config, task.call).repair_rank, task.v.shape[-1] / task.q.shape[-1]
-        repair = int(task.heads * task.rows * 2 * rank * widths) if receipt.pairs.probe else 0
+        rank, widths = resolve(config, task.call).residual_rank, task.v.shape[-1] / task.q.shape[-1]
+        reconstruction = int(task.heads * task.rows * 2 * rank * widths) if receipt.pairs.probe else 0
         products = {
             "prediction": receipt.routing_products,
-            "compensation": repair,
+            "compensation": reconstruction,
             "grouping": grouping_products(task, config),
         }
         return Outcome(out, pairs, products)

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...metrics import row_errors
+from ...row_error import row_errors
 from ...types import Partition, Route, Rows
 from ..captures import CapturedCall
 from .base import Outcome, Rival, Task
 from .response import probe_rows
 
 WARM_UP_TOKENS = 512
-PROBING = ("probe", "anchored")  # repairs of the rivals that compute some rows exactly
+PROBING = ("probe", "anchored")  # reconstructions of the rivals that compute some rows exactly
 
 
 @dataclass(frozen=True)

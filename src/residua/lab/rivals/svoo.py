@@ -23,7 +23,7 @@ def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: T
     The distance of two vectors of products is |others (x_i - x_j)|, so it is taken through the D x D Gram
     matrix of the centroids: the same groups for less.
     """
-    factor = metric_factor(others.mT @ others, x.shape[-1])  # [B, H, D, D]
+    factor = metric_factor(others.mT @ others, x.shape[-1], task.backend)  # [B, H, D, D]
     coordinates = (x @ factor).flatten(0, 1)
     centres = first_centres(coordinates, groups, None) if start is None else (start @ factor).flatten(0, 1)
     found = kmeans(coordinates, groups, STEPS, start=centres, backend=task.backend)

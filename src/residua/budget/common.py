@@ -1,0 +1,14 @@
+"""What the rules for moving budgets share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MAX_STEP = 1.6  # by which a budget grows or shrinks from one call to the next
+TINY = 1e-12
+
+
+def finite_error(error: Tensor) -> Tensor:
+    """Estimated errors in fp64; one that is not finite counts as 1, so that its head is given more."""
+    return torch.nan_to_num(error.double(), nan=1.0, posinf=1.0)

@@ -1,0 +1,300 @@
+"""The native library as seen from Python: the structs of `src/abi.h`, field by field, and its loading."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+from functools import cache, cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...errors import BackendError, RouteError
+from .threads import threads
+
+ABI_VERSION = 4
+ISAS = (
+    "avx512bf16",
+    "avx512",
+    "avx2",
+    "portable",
+)  # best first; the index is the number that the library takes
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ISA_VARIABLE = "RESIDUA_NATIVE_ISA"
+
+
+def _fields(kind: type, names: str) -> tuple[tuple[str, type], ...]:
+    return tuple((name, kind) for name in names.split())
+
+
+class Args(ctypes.Structure):
+    """A struct that is built by keyword, every field of it: one that is forgotten is an error, not a zero."""
+
+    def __init__(self, **values: object) -> None:
+        wanted = {field[0] for field in self._fields_} - {"pad"}
+        if values.keys() != wanted:
+            odd = ", ".join(sorted(values.keys() ^ wanted))
+            raise TypeError(f"{type(self).__name__} is built with each of its fields by name; wrong: {odd}")
+        super().__init__(**values)
+
+
+class View(Args):
+    _fields_ = (("data", c_void_p), *_fields(c_int64, "batch head row"))
+
+    @classmethod
+    def of(cls, x: Tensor, unit: int = 1) -> View:
+        """A [B, H, N, D] tensor whose last dimension is contiguous; strides in elements times `unit`."""
+        batch, head, row, _ = x.stride()
+        return cls(data=x.data_ptr(), batch=batch * unit, head=head * unit, row=row * unit)
+
+
+class Groups(Args):
+    _fields_ = (*_fields(c_void_p, "order offsets"), *_fields(c_int64, "tokens groups"))
+
+
+class Shape(Args):
+    _fields_ = _fields(c_int64, "batch heads kv_heads queries keys dim value_dim")
+
+
+class AttendArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        *_fields(Groups, "query kv"),
+        *_fields(View, "q k v out"),
+        *_fields(c_void_p, "lse cells summary_keys summary_values summary_weight basis origin curve slope"),
+        *_fields(c_int64, "summary_count rank"),
+        *_fields(c_float, "scale max_bend"),
+        *_fields(c_int32, "dtype out_dtype"),
+    )
+
+
+class RowsArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        *_fields(View, "q k v out"),
+        *_fields(c_void_p, "key_mask partial"),
+        *_fields(c_int64, "block_rows chunks"),
+        *_fields(c_void_p, "kept labels"),
+        ("groups", c_int64),
+        *_fields(c_void_p, "part part_lse"),
+        ("scale", c_float),
+        *_fields(c_int32, "dtype pad"),
+    )
+
+
+class MassArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("kv", Groups),
+        ("anchors", c_void_p),
+        ("k", View),
+        ("mass", c_void_p),
+        ("task_groups", c_int64),
+        ("scale", c_float),
+        ("dtype", c_int32),
+    )
+
+
+class SlotsArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("kv", Groups),
+        ("anchors", c_void_p),
+        *_fields(View, "k v"),
+        *_fields(c_void_p, "slots log_mass keys values"),
+        ("count", c_int64),
+        ("scale", c_float),
+        ("dtype", c_int32),
+    )
+
+
+class CovarianceArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("kv", Groups),
+        *_fields(View, "x v"),
+        *_fields(c_void_p, "covariance variance"),
+        ("rank", c_int64),
+        *_fields(c_int32, "dtype pad"),
+    )
+
+
+class KmeansArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "heads tokens rank groups"),
+        *_fields(c_void_p, "x centres valid labels means sizes"),
+    )
+
+
+class MeansArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("groups", Groups),
+        ("x", View),
+        ("means", c_void_p),
+        *_fields(c_int32, "dtype pad"),
+    )
+
+
+class GatherArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "batch heads tokens rows row_bytes"),
+        ("x", View),
+        *_fields(c_void_p, "order out"),
+    )
+
+
+class ProjectArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("x", View),
+        *_fields(c_void_p, "factor out"),
+        ("rank", c_int64),
+        ("rms_floor", c_float),
+        *_fields(c_int32, "normalise dtype pad"),
+    )
+
+
+class AffineArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        *_fields(View, "x out"),
+        *_fields(c_void_p, "left right bias"),
+        ("rank", c_int64),
+        *_fields(c_int32, "out_dtype pad"),
+    )
+
+
+class EigenArgs(Args):
+    _fields_ = (*_fields(c_int64, "count size"), *_fields(c_void_p, "matrix values vectors"))
+
+
+class FitArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "heads rows dim rank"),
+        *_fields(c_double, "ridge feature_eps max_leverage min_energy"),
+        *_fields(c_void_p, "x residual weights left right bias left_out"),
+    )
+
+
+class FiniteArgs(Args):
+    _fields_ = (("count", c_int64), *_fields(c_void_p, "x finite"))
+
+
+class SortArgs(Args):
+    _fields_ = (*_fields(c_int64, "heads tokens groups"), *_fields(c_void_p, "labels order offsets"))
+
+
+class MomentArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("x", View),
+        *_fields(c_void_p, "counted moment"),
+        *_fields(c_int32, "centred dtype"),
+    )
+
+
+class CentralArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "heads tokens rank groups count"),
+        *_fields(c_void_p, "x labels rows"),
+    )
+
+
+class SpendArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "heads query_groups kv_groups passes"),
+        *_fields(c_void_p, "log_share log_sizes query_sizes kv_sizes budget cells"),
+    )
+
+
+# In the order of `kStructs` in `src/abi.cpp`, whose sizes are compared with these when the library is loaded.
+STRUCTS: tuple[type[Args], ...] = (
+    View, Groups, Shape, AttendArgs, RowsArgs, MassArgs, SlotsArgs, CovarianceArgs, KmeansArgs, MeansArgs,
+    GatherArgs, ProjectArgs, AffineArgs, EigenArgs, FitArgs, FiniteArgs, SortArgs, MomentArgs, CentralArgs,
+    SpendArgs,
+)  # fmt: skip
+
+
+class Library:
+    """The loaded library, or in `missing` the reason why there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.missing: str | None = None
+        self.handle: ctypes.CDLL | None = None
+        try:
+            self.handle = self._load(folder)
+        except BackendError as error:
+            self.missing = str(error)
+
+    @staticmethod
+    def _load(folder: Path) -> ctypes.CDLL:
+        path, note = folder / "_native.so", folder / "_native.txt"
+        if not path.exists():
+            reason = note.read_text().strip() if note.exists() else "reinstall residua with a C++17 compiler"
+            raise BackendError(f"the native library was not built: {reason}")
+        try:
+            handle = ctypes.CDLL(str(path))
+            _check_interface(handle)
+        except (OSError, AttributeError) as error:
+            raise BackendError(f"the native library does not load: {error}; reinstall residua") from error
+        handle.residua_isa.restype = ctypes.c_char_p
+        return handle
+
+    @cached_property
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets that run on this machine, best first."""
+        handle = self.handle
+        if handle is None:
+            return ()
+        return tuple(name for number, name in enumerate(ISAS) if handle.residua_isa(number))
+
+    def run(self, name: str, args: ctypes.Structure, isa: int) -> None:
+        """Calls `residua_<name>`; ctypes releases the GIL meanwhile."""
+        if self.handle is None:
+            raise BackendError(self.missing or "the native library is not loaded")
+        status = getattr(self.handle, f"residua_{name}")(ctypes.byref(args), isa, threads())
+        if status == 1:
+            raise MemoryError(f"native {name}: no memory for a thread's scratch space")
+        if status == 2:
+            raise RouteError(
+                f"native {name}: a partition contradicts itself; offsets must ascend from 0 to at most N, "
+                "indices lie in 0..N-1 and slots in -1..T-1. Build it with Partition.from_labels"
+            )
+        if status:
+            raise BackendError(f"native {name}: status {status}")
+
+
+def _check_interface(handle: ctypes.CDLL) -> None:
+    """A struct of another size would make the library read beside its arguments: then it is not used."""
+    version = handle.residua_abi_version()
+    if version != ABI_VERSION:
+        raise BackendError(
+            f"the native library speaks version {version}, this package {ABI_VERSION}; reinstall residua"
+        )
+    handle.residua_struct_size.restype = c_int64
+    for number, struct in enumerate((*STRUCTS, None)):
+        wanted, got = (ctypes.sizeof(struct) if struct else 0), handle.residua_struct_size(number)
+        if got != wanted:
+            name = struct.__name__ if struct else f"struct {number}"
+            raise BackendError(
+                f"{name} has {got} bytes in the native library, {wanted} in this package; reinstall residua"
+            )
+
+
+@cache
+def library() -> Library:
+    return Library(Path(__file__).parent)
+
+
+def choose_isa(lib: Library, wanted: str | None = None) -> str:
+    """The best instruction set of this machine, or the one that is asked for, here or in the environment."""
+    asked = wanted or os.environ.get(ISA_VARIABLE)
+    if not asked:
+        return lib.isas[0]
+    if asked not in lib.isas:
+        source = "isa" if wanted else ISA_VARIABLE
+        raise BackendError(f"{source}={asked!r}: this machine runs {', '.join(lib.isas)}")
+    return asked

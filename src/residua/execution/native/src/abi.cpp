@@ -1,0 +1,285 @@
+// The exported functions: choose the kernels, check what could read out of bounds, cut the work into tasks.
+#include "dispatch.h"
+
+#include <algorithm>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace residua {
+
+#if defined(__x86_64__)
+static bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & (1u << 29));
+}
+#endif
+
+// Best first; null where the compiler or the processor lacks the instruction set.
+const Kernels* kernels_of(int32_t isa) {
+#if defined(__x86_64__)
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+  if (isa == 0) return avx512 && __builtin_cpu_supports("avx512bf16") ? kernels_avx512bf16() : nullptr;
+  if (isa == 1) return avx512 ? kernels_avx512() : nullptr;
+  if (isa == 2) return avx2 ? kernels_avx2() : nullptr;
+#endif
+  return isa == 3 ? kernels_portable() : nullptr;
+}
+
+namespace {
+
+// Offsets ascend from 0 and stay within the tokens, and every index names a token.
+bool sound(const Groups& g, int64_t heads) {
+  for (int64_t h = 0; h < heads; h++) {
+    const int64_t* offsets = g.offsets + h * (g.groups + 1);
+    if (offsets[0] != 0 || offsets[g.groups] > g.tokens) return false;
+    for (int64_t c = 0; c < g.groups; c++) {
+      if (offsets[c] > offsets[c + 1]) return false;
+    }
+    const int64_t* order = g.order + h * g.tokens;
+    for (int64_t i = 0; i < g.tokens; i++) {
+      if (order[i] < 0 || order[i] >= g.tokens) return false;
+    }
+  }
+  return true;
+}
+
+// Query rows per task: queries and outputs of a block stay in the second-level cache beside a tile of keys.
+int64_t rows_limit(const Shape& s) {
+  const int64_t bytes = (s.dim + padded(s.value_dim)) * static_cast<int64_t>(sizeof(float));
+  return std::clamp<int64_t>((448 << 10) / bytes, 48, 512);
+}
+
+int64_t kept_keys(const AttendArgs& a, int64_t batch, int64_t head, int64_t group) {
+  const Shape& s = a.shape;
+  const int64_t kv_head = batch * s.kv_heads + head / (s.heads / s.kv_heads);
+  const int64_t* offsets = a.kv.offsets + kv_head * (a.kv.groups + 1);
+  const uint8_t* cells = a.cells + ((batch * s.heads + head) * a.query.groups + group) * a.kv.groups;
+  int64_t keys = 0;
+  for (int64_t c = 0; c < a.kv.groups; c++) keys += cells[c] ? offsets[c + 1] - offsets[c] : 0;
+  return keys;
+}
+
+// Query groups, large ones in even parts, the most expensive first so that the threads finish together.
+std::vector<AttendTask> attend_tasks(const AttendArgs& a) {
+  const int64_t limit = rows_limit(a.shape);
+  std::vector<AttendTask> tasks;
+  for (int64_t head = 0; head < a.shape.batch * a.shape.heads; head++) {
+    const int64_t b = head / a.shape.heads, h = head % a.shape.heads;
+    const int64_t* offsets = a.query.offsets + head * (a.query.groups + 1);
+    for (int64_t g = 0; g < a.query.groups; g++) {
+      const int64_t begin = offsets[g], size = offsets[g + 1] - begin;
+      if (!size) continue;
+      const int64_t keys = kept_keys(a, b, h, g) + a.summary_count;
+      const int64_t parts = (size + limit - 1) / limit;
+      for (int64_t p = 0; p < parts; p++) {
+        const int64_t from = begin + size * p / parts, to = begin + size * (p + 1) / parts;
+        tasks.push_back({b, h, g, from, to, (to - from) * keys});
+      }
+    }
+  }
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const AttendTask& x, const AttendTask& y) { return x.cost > y.cost; });
+  return tasks;
+}
+
+// Rows of no group come last in the order: 0 and -inf.
+void clear_ungrouped(const AttendArgs& a) {
+  const Shape& s = a.shape;
+  const int64_t bytes = a.out_dtype == kFloat32 ? 4 : 2;
+  for (int64_t head = 0; head < s.batch * s.heads; head++) {
+    const int64_t* order = a.query.order + head * a.query.tokens;
+    char* out = static_cast<char*>(a.out.data) +
+                (head / s.heads * a.out.batch + head % s.heads * a.out.head) * bytes;
+    for (int64_t i = a.query.offsets[head * (a.query.groups + 1) + a.query.groups]; i < a.query.tokens; i++) {
+      std::fill_n(out + order[i] * a.out.row * bytes, s.value_dim * bytes, char{0});
+      a.lse[head * s.queries + order[i]] = -__builtin_huge_valf();
+    }
+  }
+}
+
+void keep_empty(const KmeansArgs& a, int64_t head, int64_t begin, int64_t end) {
+  for (int64_t c = head * a.groups + begin; c < head * a.groups + end; c++) {
+    if (!a.sizes[c]) std::copy_n(a.centres + c * a.rank, a.rank, a.means + c * a.rank);
+  }
+}
+
+constexpr int64_t kMinAnchors = 6, kMaxAnchors = 300;
+
+// Anchors of a task of `slot_means`, in whole row blocks. Every task packs all keys for itself, so there are
+// only as many as keep the threads busy; an anchor's sums do not depend on the cut.
+int64_t slot_anchors(const SlotsArgs& a, int64_t threads) {
+  const int64_t heads = std::max<int64_t>(1, a.shape.batch * a.shape.kv_heads);
+  const int64_t parts = (2 * threads + heads - 1) / heads;
+  const int64_t even = round_up((a.shape.queries + parts - 1) / parts, kMinAnchors);
+  return std::clamp(even, kMinAnchors, kMaxAnchors);
+}
+
+constexpr int64_t kRowsPerTask = 960;    // of projections, corrections and assignments
+constexpr int64_t kGatherRows = 512;
+
+}  // namespace
+}  // namespace residua
+
+using namespace residua;
+
+RESIDUA_EXPORT int32_t residua_abi_version() { return kAbiVersion; }
+
+// The size of a struct of the interface, in the order of `STRUCTS` in `abi.py`; 0 past the last one.
+RESIDUA_EXPORT int64_t residua_struct_size(int32_t number) {
+  static constexpr int64_t kStructs[] = {
+      sizeof(View),        sizeof(Groups),         sizeof(Shape),      sizeof(AttendArgs), sizeof(RowsArgs),
+      sizeof(MassArgs),    sizeof(SlotsArgs),      sizeof(CovarianceArgs), sizeof(KmeansArgs), sizeof(MeansArgs),
+      sizeof(GatherArgs),  sizeof(ProjectArgs),    sizeof(AffineArgs), sizeof(EigenArgs),  sizeof(FitArgs),
+      sizeof(FiniteArgs),  sizeof(SortArgs),       sizeof(MomentArgs), sizeof(CentralArgs), sizeof(SpendArgs),
+  };
+  constexpr int32_t count = sizeof(kStructs) / sizeof(kStructs[0]);
+  return number >= 0 && number < count ? kStructs[number] : 0;
+}
+
+// The name of an instruction set (0 is the best), or null where it cannot run.
+RESIDUA_EXPORT const char* residua_isa(int32_t isa) {
+  const Kernels* kernels = kernels_of(isa);
+  return kernels ? kernels->name : nullptr;
+}
+
+RESIDUA_EXPORT int32_t residua_attend(const AttendArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const Shape& s = a->shape;
+    if (!sound(a->query, s.batch * s.heads) || !sound(a->kv, s.batch * s.kv_heads)) return kBadPartition;
+    clear_ungrouped(*a);
+    const std::vector<AttendTask> tasks = attend_tasks(*a);
+    int64_t rows = 1;
+    for (const AttendTask& task : tasks) rows = std::max(rows, task.end - task.begin);
+    return parallel(threads, tasks.size(), kernels.attend_scratch(s, rows, a->rank),
+                    [&](int64_t i, void* scratch) { kernels.attend(*a, tasks[i], scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_attend_rows(const RowsArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const Shape& s = a->shape;
+    const int64_t blocks = s.batch * s.heads * ((s.queries + a->block_rows - 1) / a->block_rows);
+    const size_t scratch_bytes = kernels.attend_scratch(s, std::min(s.queries, a->block_rows), 0);
+    const Status status = parallel(threads, blocks * a->chunks, scratch_bytes,
+                                   [&](int64_t i, void* scratch) { kernels.rows(*a, i, scratch); });
+    if (status != kOk) return status;
+    return parallel(threads, blocks, 0, [&](int64_t i, void*) { kernels.rows_merge(*a, i); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_cell_mass(const MassArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const int64_t heads = a->shape.batch * a->shape.kv_heads;
+    if (!sound(a->kv, heads)) return kBadPartition;
+    const int64_t parts = (a->kv.groups + a->task_groups - 1) / a->task_groups;
+    return parallel(threads, heads * parts, kernels.mass_scratch(*a),
+                    [&](int64_t i, void* scratch) { kernels.mass(*a, i, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_slot_means(const SlotsArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const Shape& s = a->shape;
+    const int64_t heads = s.batch * s.kv_heads;
+    const int32_t* end = a->slots + heads * s.queries * a->kv.groups;
+    const bool inside = std::all_of(a->slots, end, [&](int32_t slot) { return slot < a->count; });
+    if (!inside || !sound(a->kv, heads)) return kBadPartition;
+    const int64_t part = slot_anchors(*a, std::max(threads, 1));
+    return over_parts(threads, heads, s.queries, part, kernels.slots_scratch(*a, part),
+                      [&](int64_t head, int64_t begin, int64_t stop, void* scratch) {
+                        kernels.slots(*a, head, begin, stop, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_group_covariance(const CovarianceArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const int64_t heads = a->shape.batch * a->shape.kv_heads;
+    if (!sound(a->kv, heads)) return kBadPartition;
+    return over_parts(threads, heads, a->kv.groups, kGroupsPerTask, kernels.covariance_scratch(*a),
+                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                        kernels.covariance(*a, head, begin, end, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_kmeans_step(const KmeansArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    std::vector<int64_t> order(a->heads * a->tokens), offsets(a->heads * (a->groups + 1));
+    Status status = over_parts(threads, a->heads, a->tokens, kRowsPerTask, kernels.assign_scratch(*a),
+                               [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                                 kernels.assign(*a, head, begin, end, scratch);
+                               });
+    if (status != kOk) return status;
+    status = parallel(threads, a->heads, 0, [&](int64_t head, void*) {
+      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, order.data() + head * a->tokens,
+                  offsets.data() + head * (a->groups + 1));
+      const int64_t* edges = offsets.data() + head * (a->groups + 1);
+      for (int64_t c = 0; c < a->groups; c++) a->sizes[head * a->groups + c] = edges[c + 1] - edges[c];
+    });
+    if (status != kOk) return status;
+    MeansArgs m{};
+    m.shape = {1, a->heads, a->heads, a->tokens, 0, a->rank, 0};
+    m.groups = {order.data(), offsets.data(), a->tokens, a->groups};
+    m.x = {const_cast<float*>(a->x), 0, a->tokens * a->rank, a->rank};
+    m.means = a->means;
+    return over_parts(threads, a->heads, a->groups, kGroupsPerTask, 2 * padded(a->rank) * sizeof(float),
+                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                        kernels.means(m, head, begin, end, scratch);
+                        keep_empty(*a, head, begin, end);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_group_means(const MeansArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const int64_t heads = a->shape.batch * a->shape.heads;
+    if (!sound(a->groups, heads)) return kBadPartition;
+    const size_t scratch_bytes = 2 * padded(a->shape.dim) * sizeof(float);
+    return over_parts(threads, heads, a->groups.groups, kGroupsPerTask, scratch_bytes,
+                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                        kernels.means(*a, head, begin, end, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_gather_rows(const GatherArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels&) {
+    const int64_t count = a->batch * a->heads * a->rows;
+    const bool inside = std::all_of(a->order, a->order + count,
+                                    [&](int64_t token) { return token >= 0 && token < a->tokens; });
+    if (!inside) return kBadPartition;
+    return over_parts(threads, a->batch * a->heads, a->rows, kGatherRows, 0,
+                      [&](int64_t head, int64_t begin, int64_t end, void*) {
+                        const char* x = static_cast<const char*>(a->x.data) + head / a->heads * a->x.batch +
+                                        head % a->heads * a->x.head;
+                        for (int64_t i = head * a->rows + begin; i < head * a->rows + end; i++) {
+                          std::copy_n(x + a->order[i] * a->x.row, a->row_bytes, a->out + i * a->row_bytes);
+                        }
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_project(const ProjectArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    return over_parts(threads, a->shape.batch * a->shape.heads, a->shape.queries, kRowsPerTask,
+                      kernels.project_scratch(*a),
+                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                        kernels.project(*a, head, begin, end, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_add_affine(const AffineArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    return over_parts(threads, a->shape.batch * a->shape.heads, a->shape.queries, kRowsPerTask,
+                      kernels.affine_scratch(*a),
+                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                        kernels.affine(*a, head, begin, end, scratch);
+                      });
+  });
+}

@@ -1,0 +1,264 @@
+// The C interface: plain structs that `abi.py` mirrors field by field, and the table of kernels that each
+// instruction set fills in. Nothing here depends on an instruction set.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace residua {
+
+constexpr int kAbiVersion = 4;
+
+enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
+
+// [B, H, N, D] with strides in elements; the last dimension is contiguous.
+struct View {
+  void* data;
+  int64_t batch, head, row;
+};
+
+// A Partition: order [B, H, tokens] and offsets [B, H, groups + 1], both contiguous.
+struct Groups {
+  const int64_t* order;
+  const int64_t* offsets;
+  int64_t tokens, groups;
+};
+
+struct Shape {
+  int64_t batch, heads, kv_heads, queries, keys, dim, value_dim;
+};
+
+struct AttendArgs {
+  Shape shape;
+  Groups query, kv;
+  View q, k, v, out;
+  float* lse;              // [B, H, Nq]
+  const uint8_t* cells;    // [B, H, Cq, Ck]
+  const float* summary_keys;  // [B, H, Cq, T, D]
+  const float* summary_values;  // [B, H, Cq, T, Dv]
+  const float* summary_weight;  // [B, H, Cq, T]
+  const float* basis;   // [B, Hkv, D, R]: a Drift, or null
+  const float* origin;  // [B, H, Cq, R]
+  const float* curve;   // [B, H, Cq, R]
+  const float* slope;   // [B, H, Cq, R, Dv]
+  int64_t summary_count, rank;  // T, R
+  float scale, max_bend;
+  int32_t dtype, out_dtype;
+};
+
+// Exact attention of a few rows over all keys. Keys are cut into `chunks` parts whose results are merged in
+// order, so that the result does not depend on the number of threads.
+struct RowsArgs {
+  Shape shape;  // queries = M
+  View q, k, v, out;
+  const uint8_t* key_mask;  // [B, Nk] or null
+  float* partial;           // [B, H, row blocks, chunks, (1 or 2) * block rows * (padded Dv + 2)]
+  int64_t block_rows, chunks;
+  const uint8_t* kept;    // [B, H, M, Ck] or null: the same rows over the keys of these groups alone
+  const int64_t* labels;  // [B, Hkv, Nk], the groups of the keys
+  int64_t groups;         // Ck
+  float* part;            // [B, H, M, Dv]
+  float* part_lse;        // [B, H, M]
+  float scale;
+  int32_t dtype, pad;
+};
+
+struct MassArgs {
+  Shape shape;  // queries = anchors per K/V head (H / Hkv * Cq), value_dim unused
+  Groups kv;
+  const float* anchors;  // [B, Hkv, queries, D]
+  View k;
+  float* mass;  // [B, Hkv, queries, Ck]
+  int64_t task_groups;
+  float scale;
+  int32_t dtype;
+};
+
+struct SlotsArgs {
+  Shape shape;  // queries = anchors per K/V head (H / Hkv * Cq)
+  Groups kv;
+  const float* anchors;  // [B, Hkv, queries, D]
+  View k, v;
+  const int32_t* slots;   // [B, Hkv, queries, Ck], negative: none
+  const float* log_mass;  // [B, Hkv, queries, T]
+  float* keys;            // [B, Hkv, queries, T, D]
+  float* values;          // [B, Hkv, queries, T, Dv]
+  int64_t count;          // T
+  float scale;
+  int32_t dtype;
+};
+
+struct CovarianceArgs {
+  Shape shape;  // kv_heads, keys, value_dim
+  Groups kv;
+  View x, v;          // x [B, Hkv, N, R] is fp32
+  float* covariance;  // [B, Hkv, Ck, R, Dv]
+  float* variance;    // [B, Hkv, Ck, R]
+  int64_t rank;
+  int32_t dtype, pad;
+};
+
+struct KmeansArgs {
+  int64_t heads, tokens, rank, groups;
+  const float* x;          // [G, N, R]
+  const float* centres;    // [G, C, R]
+  const uint8_t* valid;    // [G, N] or null
+  int64_t* labels;         // [G, N]
+  float* means;            // [G, C, R]
+  int64_t* sizes;          // [G, C]
+};
+
+struct MeansArgs {
+  Shape shape;  // heads, queries = tokens, dim
+  Groups groups;
+  View x;
+  float* means;  // [B, H, C, D]
+  int32_t dtype, pad;
+};
+
+struct GatherArgs {
+  int64_t batch, heads, tokens, rows, row_bytes;
+  View x;  // strides in bytes
+  const int64_t* order;  // [B, H, rows]
+  char* out;             // [B, H, rows, row_bytes]
+};
+
+struct ProjectArgs {
+  Shape shape;  // heads, queries = tokens, dim
+  View x;
+  const float* factor;  // [B, H, D, R]
+  float* out;           // [B, H, N, R]
+  int64_t rank;
+  float rms_floor;
+  int32_t normalise, dtype, pad;
+};
+
+struct AffineArgs {
+  Shape shape;  // heads, queries = tokens, value_dim
+  View x, out;  // x is fp32
+  const float* left;   // [B, H, Dv, R]
+  const float* right;  // [B, H, R, Dv]
+  const float* bias;   // [B, H, Dv]
+  int64_t rank;
+  int32_t out_dtype, pad;
+};
+
+struct EigenArgs {
+  int64_t count, size;
+  const double* matrix;  // [count, n, n], symmetric
+  double* values;        // [count, n], ascending
+  double* vectors;       // [count, n, n], one eigenvector per row
+};
+
+struct FitArgs {
+  int64_t heads, rows, dim, rank;
+  double ridge, feature_eps, max_leverage, min_energy;
+  const float* x;         // [heads, M, Dv]
+  const float* residual;  // [heads, M, Dv]
+  const float* weights;   // [heads, M]
+  float* left;            // [heads, Dv, R]
+  float* right;           // [heads, R, Dv]
+  float* bias;            // [heads, Dv]
+  float* left_out;        // [heads, M, Dv]
+};
+
+struct FiniteArgs {
+  int64_t count;
+  const float* x;   // [count]
+  int32_t* finite;  // 1 if all are
+};
+
+struct SortArgs {
+  int64_t heads, tokens, groups;
+  const int64_t* labels;  // [heads, tokens], negative: no group
+  int64_t* order;         // [heads, tokens]
+  int64_t* offsets;       // [heads, groups + 1]
+};
+
+// Means of products of the rows that are counted and finite.
+struct MomentArgs {
+  Shape shape;  // heads, queries = rows, dim
+  View x;
+  const uint8_t* counted;  // [B, H, rows] or null
+  double* moment;          // [B, H, D, D]
+  int32_t centred, dtype;
+};
+
+// What a head's tasks share: the rows that are taken, and their mean.
+struct MomentHead {
+  int64_t* rows;
+  double* mean;
+  int64_t count;
+};
+
+struct CentralArgs {
+  int64_t heads, tokens, rank, groups, count;
+  const float* x;         // [heads, tokens, rank]
+  const int64_t* labels;  // [heads, tokens]
+  int64_t* rows;          // [heads, count]
+};
+
+struct SpendArgs {
+  int64_t heads, query_groups, kv_groups, passes;
+  const float* log_share;      // [heads, Cq, Ck]
+  const float* log_sizes;      // [heads, Ck]
+  const int64_t* query_sizes;  // [heads, Cq]
+  const int64_t* kv_sizes;     // [heads, Ck]
+  const int64_t* budget;       // [heads]
+  uint8_t* cells;              // [heads, Cq, Ck]
+};
+
+// Part of a query group: rows [begin, end) of the head's order.
+struct AttendTask {
+  int64_t batch, head, group, begin, end, cost;
+};
+
+constexpr int kTile = 64;     // keys per tile
+constexpr int kAlign = 64;    // bytes; also pads every scratch array
+constexpr int kLanesMax = 16;  // widest vector, in floats
+constexpr int kMomentRows = 32;  // rows of a matrix of moments per task
+
+// Always inlined: these are shared by files that are compiled for different instruction sets.
+__attribute__((always_inline)) inline int64_t round_up(int64_t n, int64_t step) {
+  return (n + step - 1) / step * step;
+}
+__attribute__((always_inline)) inline int64_t padded(int64_t dim) { return round_up(dim, kLanesMax); }
+
+// One table per instruction set. A kernel runs one task with scratch memory of its own.
+struct Kernels {
+  const char* name;
+  size_t (*attend_scratch)(const Shape&, int64_t rows, int64_t rank);
+  void (*attend)(const AttendArgs&, const AttendTask&, void* scratch);
+  void (*rows)(const RowsArgs&, int64_t task, void* scratch);
+  void (*rows_merge)(const RowsArgs&, int64_t task);
+  size_t (*mass_scratch)(const MassArgs&);
+  void (*mass)(const MassArgs&, int64_t task, void* scratch);
+  size_t (*slots_scratch)(const SlotsArgs&, int64_t anchors);
+  void (*slots)(const SlotsArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*covariance_scratch)(const CovarianceArgs&);
+  void (*covariance)(const CovarianceArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*assign_scratch)(const KmeansArgs&);
+  void (*assign)(const KmeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  void (*means)(const MeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*project_scratch)(const ProjectArgs&);
+  void (*project)(const ProjectArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*affine_scratch)(const AffineArgs&);
+  void (*affine)(const AffineArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  size_t (*eigh_scratch)(const EigenArgs&);
+  void (*eigh)(const EigenArgs&, int64_t task, void* scratch);
+  size_t (*fit_scratch)(const FitArgs&);
+  void (*fit)(const FitArgs&, int64_t head, void* scratch);
+  size_t (*moment_scratch)(const MomentArgs&);
+  void (*moment_rows)(const MomentArgs&, int64_t head, MomentHead&, void* scratch);
+  void (*moment)(const MomentArgs&, int64_t head, const MomentHead&, int64_t first, void* scratch);
+  bool (*all_finite)(const float* x, int64_t count);
+  void (*distances)(const float* x, int64_t rank, const int64_t* rows, int64_t count, const float* mean,
+                    float* out);
+};
+
+const Kernels* kernels_avx512bf16();
+const Kernels* kernels_avx512();
+const Kernels* kernels_avx2();
+const Kernels* kernels_portable();
+
+}  // namespace residua

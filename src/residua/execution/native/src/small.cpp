@@ -1,0 +1,231 @@
+// The exported functions of the small stages: eigenvectors, moments, sorting, probe rows, and the budget.
+#include "dispatch.h"
+
+#include <cstring>
+
+namespace residua {
+namespace {
+
+uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+constexpr int64_t kFinitePart = 1 << 18;
+
+// On a busy machine a second thread costs more than a fraction of a millisecond of work.
+int64_t worth(int64_t threads, int64_t elements) { return elements < (1 << 20) ? 1 : threads; }
+
+bool in_range(const int64_t* labels, int64_t count, int64_t groups) {
+  return std::all_of(labels, labels + count, [&](int64_t label) { return label < groups; });
+}
+
+// How many rows of every group are needed so that `count` are found going round the groups.
+int64_t rounds_for(const int64_t* offsets, int64_t groups, int64_t count, int64_t* sizes) {
+  for (int64_t c = 0; c < groups; c++) sizes[c] = offsets[c + 1] - offsets[c];
+  std::sort(sizes, sizes + groups);
+  int64_t rounds = 0;
+  for (int64_t c = 0; c < groups; c++) {  // each group from here on has at least sizes[c] rows
+    const int64_t more = std::min(sizes[c] - rounds, (count + groups - c - 1) / (groups - c));
+    rounds += more;
+    count -= more * (groups - c);
+    if (count <= 0) break;
+  }
+  return rounds;
+}
+
+// A distance and an index as one number that sorts like the pair; NaN comes last.
+uint64_t ranked(float distance, int64_t index) {
+  const uint64_t high = distance != distance ? 0xffffffffu : bits_of(distance);
+  return high << 32 | static_cast<uint64_t>(index);
+}
+
+// The rows of one head: round after round the next nearest of every group, then rows of no group.
+// Nothing is allocated here, as a helper thread may not throw.
+void central_rows(const CentralArgs& a, const Kernels& kernels, int64_t head, const float* means,
+                  const int64_t* order, const int64_t* offsets, void* scratch) {
+  const float* x = a.x + head * a.tokens * a.rank;
+  uint64_t* keys = static_cast<uint64_t*>(scratch);  // [tokens]
+  int64_t* sizes = reinterpret_cast<int64_t*>(keys + a.tokens);  // [groups]
+  float* distance = reinterpret_cast<float*>(sizes + a.groups);  // [tokens]
+  const int64_t rounds = rounds_for(offsets, a.groups, a.count, sizes);
+  for (int64_t c = 0; c < a.groups; c++) {
+    const int64_t begin = offsets[c], end = offsets[c + 1];
+    kernels.distances(x, a.rank, order + begin, end - begin, means + c * a.rank, distance + begin);
+    for (int64_t i = begin; i < end; i++) keys[i] = ranked(distance[i], order[i]);
+    std::partial_sort(keys + begin, keys + begin + std::min(rounds, end - begin), keys + end);
+  }
+  int64_t* rows = a.rows + head * a.count;
+  int64_t found = 0;
+  for (int64_t round = 0; round < rounds; round++) {
+    for (int64_t c = 0; c < a.groups && found < a.count; c++) {
+      if (offsets[c] + round < offsets[c + 1]) rows[found++] = keys[offsets[c] + round] & 0xffffffffu;
+    }
+  }
+  for (int64_t i = offsets[a.groups]; found < a.count; i++) rows[found++] = order[i];
+}
+
+struct Cell {
+  uint32_t key;  // ascending is better
+  uint32_t index;
+};
+
+// Stable sort by key, a digit of 11 bits at a time; the result is in one of the two places.
+const Cell* sort_cells(Cell* cells, Cell* other, int64_t count) {
+  for (int shift = 0; shift < 32; shift += 11) {
+    int64_t starts[2049] = {};
+    for (int64_t i = 0; i < count; i++) starts[(cells[i].key >> shift & 2047) + 1]++;
+    for (int d = 0; d < 2048; d++) starts[d + 1] += starts[d];
+    for (int64_t i = 0; i < count; i++) other[starts[cells[i].key >> shift & 2047]++] = cells[i];
+    std::swap(cells, other);
+  }
+  return cells;
+}
+
+// The floats in descending order, as ascending numbers.
+uint32_t descending(float value) {
+  const uint32_t bits = bits_of(value + 0.0f);  // one zero, not two
+  return bits >> 31 ? bits : ~bits & 0x7fffffffu;
+}
+
+// Keeps the best cell of every query group, and lists all that hold pairs.  -> how many they are
+int64_t list_cells(const SpendArgs& a, int64_t head, Cell* cells, uint8_t* kept, int64_t* left) {
+  const float* log_share = a.log_share + head * a.query_groups * a.kv_groups;
+  const float* log_sizes = a.log_sizes + head * a.kv_groups;
+  const int64_t *queries = a.query_sizes + head * a.query_groups, *keys = a.kv_sizes + head * a.kv_groups;
+  int64_t listed = 0;
+  for (int64_t q = 0; q < a.query_groups; q++) {
+    const int64_t row = q * a.kv_groups;
+    int64_t best = 0;
+    float most = -__builtin_huge_valf();
+    for (int64_t c = 0; queries[q] && c < a.kv_groups; c++) {
+      if (!keys[c]) continue;
+      float value = log_share[row + c] - log_sizes[c];
+      if (value != value) value = __builtin_huge_valf();  // what is wrong must reach the output
+      if (value > most) {
+        most = value;
+        best = c;
+      }
+      cells[listed++] = {descending(value), static_cast<uint32_t>(row + c)};
+    }
+    if (!a.kv_groups || !queries[q] || !keys[best]) continue;
+    kept[row + best] = 1;
+    *left -= queries[q] * keys[best];
+  }
+  return listed;
+}
+
+void spend(const SpendArgs& a, int64_t head, void* scratch) {
+  const int64_t count = a.query_groups * a.kv_groups;
+  const int64_t *queries = a.query_sizes + head * a.query_groups, *keys = a.kv_sizes + head * a.kv_groups;
+  uint8_t* kept = a.cells + head * count;
+  std::fill_n(kept, count, uint8_t{0});
+  int64_t left = a.budget[head];
+  Cell* listed = static_cast<Cell*>(scratch);
+  const int64_t found = list_cells(a, head, listed, kept, &left);
+  const Cell* cells = sort_cells(listed, listed + count, found);
+  for (int64_t pass = 0; pass < a.passes; pass++) {
+    int64_t wanted = 0, spent = 0;
+    for (int64_t i = 0; i < found; i++) {
+      const int64_t index = cells[i].index;
+      if (kept[index]) continue;
+      const int64_t cost = queries[index / a.kv_groups] * keys[index % a.kv_groups];
+      if (cost > left) continue;
+      wanted += cost;
+      if (wanted > left) break;
+      kept[index] = 1;
+      spent = wanted;
+    }
+    left -= spent;
+  }
+}
+
+}  // namespace
+}  // namespace residua
+
+using namespace residua;
+
+RESIDUA_EXPORT int32_t residua_eigh(const EigenArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    return parallel(threads, a->count, kernels.eigh_scratch(*a),
+                    [&](int64_t i, void* scratch) { kernels.eigh(*a, i, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_fit_residual(const FitArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    return parallel(threads, a->heads, kernels.fit_scratch(*a),
+                    [&](int64_t head, void* scratch) { kernels.fit(*a, head, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_all_finite(const FiniteArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    std::atomic<int32_t> finite{1};
+    const Status status = over_parts(worth(threads, a->count), 1, a->count, kFinitePart, 0,
+                                     [&](int64_t, int64_t begin, int64_t end, void*) {
+                                       if (!kernels.all_finite(a->x + begin, end - begin)) finite = 0;
+                                     });
+    *a->finite = finite;
+    return status;
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_sort_groups(const SortArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels&) {
+    if (!in_range(a->labels, a->heads * a->tokens, a->groups)) return kBadPartition;
+    return parallel(worth(threads, 8 * a->heads * a->tokens), a->heads, 0, [&](int64_t head, void*) {
+      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, a->order + head * a->tokens,
+                  a->offsets + head * (a->groups + 1));
+    });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_second_moment(const MomentArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const int64_t heads = a->shape.batch * a->shape.heads, total = a->shape.queries, dim = a->shape.dim;
+    std::vector<int64_t> rows(heads * total);
+    std::vector<double> means(heads * dim);
+    std::vector<MomentHead> chosen(heads);
+    const Status status =
+        parallel(threads, heads, kernels.moment_scratch(*a), [&](int64_t head, void* scratch) {
+          chosen[head] = {rows.data() + head * total, means.data() + head * dim, 0};
+          kernels.moment_rows(*a, head, chosen[head], scratch);
+        });
+    if (status != kOk) return status;
+    return over_parts(threads, heads, dim, kMomentRows, kernels.moment_scratch(*a),
+                      [&](int64_t head, int64_t begin, int64_t, void* scratch) {
+                        kernels.moment(*a, head, chosen[head], begin, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_central_rows(const CentralArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    if (!in_range(a->labels, a->heads * a->tokens, a->groups)) return kBadPartition;
+    std::vector<int64_t> order(a->heads * a->tokens), offsets(a->heads * (a->groups + 1));
+    std::vector<float> means(a->heads * a->groups * a->rank);
+    MeansArgs m{};
+    m.shape = {1, a->heads, a->heads, a->tokens, 0, a->rank, 0};
+    m.groups = {order.data(), offsets.data(), a->tokens, a->groups};
+    m.x = {const_cast<float*>(a->x), 0, a->tokens * a->rank, a->rank};
+    m.means = means.data();
+    const int64_t lists = (a->tokens + a->groups) * sizeof(int64_t) + a->tokens * sizeof(float);
+    const size_t bytes = std::max<int64_t>(lists, 2 * padded(a->rank) * sizeof(float));
+    return parallel(threads, a->heads, bytes, [&](int64_t head, void* scratch) {
+      int64_t *own = order.data() + head * a->tokens, *edges = offsets.data() + head * (a->groups + 1);
+      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, own, edges);
+      kernels.means(m, head, 0, a->groups, scratch);
+      central_rows(*a, kernels, head, means.data() + head * a->groups * a->rank, own, edges, scratch);
+    });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_spend(const SpendArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels&) {
+    const size_t bytes = 2 * a->query_groups * a->kv_groups * sizeof(Cell);
+    const int64_t used = worth(threads, 8 * a->heads * a->query_groups * a->kv_groups);
+    return parallel(used, a->heads, bytes, [&](int64_t head, void* scratch) { spend(*a, head, scratch); });
+  });
+}

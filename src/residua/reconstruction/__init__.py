@@ -1,0 +1,11 @@
+"""What stands for the pairs that are skipped: the reconstructions, each a registered class."""
+
+from .anchored import Anchored
+from .base import RECONSTRUCTIONS, Choice, GroupedCall, Reconstruction, Routing, Verdict
+from .probe import ProbeFit
+from .tail import Tail
+
+__all__ = [
+    "RECONSTRUCTIONS", "Anchored", "Choice", "GroupedCall", "ProbeFit", "Reconstruction", "Routing", "Tail",
+    "Verdict",
+]  # fmt: skip

@@ -1,0 +1,49 @@
+"""Anchored reconstruction: skipped groups enter through an expansion around the anchors of the router."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..types import HeadCost, SummaryKeys
+from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction
+from .expansion import expand
+from .slots import Slots
+from .summarised import MIN_PAIRS, Summarised
+
+
+@RECONSTRUCTIONS.register
+class Anchored(Summarised):
+    """See docs/method.md, "Anchored reconstruction"."""
+
+    name = "anchored"
+    about = "skipped groups enter through an expansion around the anchors of the router"
+
+    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[str, ...]]:
+        config, call = grouped.config, grouped.call
+        if config.density == 1.0:
+            return self, ()
+        # Decided from the shapes, padding included: a GPU must not wait for a count of the mask.
+        keys = float(call.k.shape[2])
+        cost = self.summary_cost(grouped).at(keys)
+        left = config.density * call.q.shape[2] * keys
+        left -= grouped.sizes.probes * keys + grouped.routing_cost.at(keys)
+        if cost <= (1 - MIN_PAIRS) * left:
+            return self, ()
+        share = f"{cost / max(left, cost):.0%}"
+        return RECONSTRUCTIONS["tail"], (
+            f"anchors would take {share} of the budget: centroids stand in for them",
+        )
+
+    def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
+        call, sizes = grouped.call, grouped.sizes
+        rows, anchors, rank = call.free_queries.count, sizes.query_groups, sizes.drift_rank
+        dim, value_dim = call.q.shape[3], call.v.shape[3]
+        mixing = anchors * sizes.kv_groups * rank * value_dim / (dim + value_dim)
+        return {
+            "anchors": HeadCost(per_key=anchors * (2 * dim + value_dim) / (dim + value_dim)),
+            "summary": HeadCost(rows * (sizes.single_slots + sizes.merged_slots)),
+            "covariances": HeadCost(rows * rank + mixing, rank / call.shares),
+        }
+
+    def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:
+        return expand(grouped.call, grouped.grouping, slots, grouped.sizes.drift_rank, grouped.backend)

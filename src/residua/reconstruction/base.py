@@ -1,0 +1,146 @@
+"""What a reconstruction is: what stands for the query-key pairs that a call skips.
+
+A reconstruction is a class with a few verbs, called in turn by `attention.py`: `route` chooses the cells to
+compute exactly, `summarise` describes what is skipped, `judge` computes some rows exactly, `finish` corrects
+the kernel's output. A new one is a class with `@RECONSTRUCTIONS.register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..execution.backend import Backend
+from ..registry import Registry
+from ..routing import cell_scores, keep_all, keep_best, pair_budget, routing_cost, valid_keys
+from ..sizing import Sizes
+from ..types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
+
+
+@dataclass(frozen=True)
+class GroupedCall:
+    """A call whose tokens are in groups: what every later stage starts from."""
+
+    call: Call
+    config: Config
+    sizes: Sizes
+    grouping: Grouping
+    allowed: Tensor  # [B, H] fp64, the density that each head may spend
+    backend: Backend
+
+    @property
+    def keys(self) -> Tensor:
+        """Keys that are not padding.  # [B, 1] fp64"""
+        return valid_keys(self.call)[:, None].double()
+
+    @property
+    def routing_cost(self) -> HeadCost:
+        """What scoring the cells costs."""
+        groups = (self.grouping.query.groups, self.grouping.kv.groups)
+        return routing_cost(self.call, self.config.score, groups)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """The cells that a budget bought, and what the router measured to choose them."""
+
+    route: Route
+    log_mass: Tensor | None = None  # [B, H, Cq, Ck] from `cell_scores`; None if nothing may be skipped
+    bare: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
+
+
+class Choice(IntEnum):
+    """What a head does about the pairs that it skips."""
+
+    WITH_DRIFT = 0  # attends to the summary, which changes from row to row
+    WITHOUT_DRIFT = 1  # attends to the summary as it is at the anchor
+    PLAIN = 2  # drops them
+    DENSE = 3  # skips none
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the kernel will compute, after some rows were computed exactly."""
+
+    route: Route
+    summary: SummaryKeys | None = None
+    probes: Probes | None = None
+    choice: Tensor | None = None  # [B, H] int64 of `Choice`; None if heads have no choice
+    error: Tensor | None = None  # [B, H] fp32, estimated before the kernel runs
+    costs: Mapping[str, Tensor] = field(default_factory=dict)  # [B, H] each: work of judging, in pairs
+
+
+class Reconstruction:
+    """The base reconstructs nothing: what is skipped is dropped."""
+
+    name: ClassVar[str] = "none"
+    about: ClassVar[str] = "drop what is skipped"
+    probe_policy: ClassVar[str | None] = None  # how its probe rows are placed; None: it takes none
+    all_in: ClassVar[bool] = False  # whether `density` pays for everything, not for exact pairs alone
+
+    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[str, ...]]:
+        """The reconstruction that the budget of this call can pay for.
+
+        Returns:
+            This one or a cheaper one, and notes for the receipt if it is another.
+        """
+        return self, ()
+
+    def route(self, grouped: GroupedCall) -> Routing:
+        """Spends the pair budget of every head on its best cells."""
+        call, grouping = grouped.call, grouped.grouping
+        if grouped.config.skips_nothing:
+            return Routing(keep_all(call, grouping))
+        log_mass = cell_scores(call, grouping, grouped.config.score, grouped.backend)
+        budget = pair_budget(call, grouped.allowed, grouped.sizes.probes)
+        return Routing(keep_best(call, grouping, log_mass, budget, grouped.backend), log_mass)
+
+    def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
+        """Keys and values that stand for the skipped groups in the softmax, or None."""
+        return None
+
+    def judge(self, grouped: GroupedCall, routing: Routing, summary: SummaryKeys | None) -> Verdict:
+        """Computes the probe rows exactly, and lets heads choose by them what the kernel will do."""
+        return Verdict(routing.route, summary)
+
+    def finish(self, grouped: GroupedCall, verdict: Verdict, out: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Corrects the kernel's output.
+
+        Returns:
+            The output [B, H, Nq, Dv] in the call's dtype, and the estimated error [B, H] if there is one.
+        """
+        return out, verdict.error
+
+    def costs(self, grouped: GroupedCall, routing: Routing) -> dict[str, Tensor]:
+        """Work beside the exact pairs, in pair equivalents of D + Dv products.  # [B, H] each"""
+        if routing.log_mass is None:
+            return {}
+        return {"routing": grouped.routing_cost.at(grouped.keys).expand_as(grouped.allowed)}
+
+    def min_density(self, grouped: GroupedCall) -> Tensor:
+        """The density below which a budget leaves this reconstruction nothing to work with.  # [B, 1]"""
+        return torch.zeros_like(grouped.keys)
+
+    def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
+        """The dtype in which the kernel hands over its output."""
+        return grouped.call.q.dtype
+
+    def policy(self, config: Config) -> str:
+        """How probe rows are placed: as the config says, or in this reconstruction's own way."""
+        policy = config.probe_policy or self.probe_policy
+        assert policy is not None, f"{self.name} takes no probes"
+        return policy
+
+
+RECONSTRUCTIONS: Registry[Reconstruction] = Registry("reconstruction")
+RECONSTRUCTIONS.register(Reconstruction)

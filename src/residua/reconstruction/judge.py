@@ -1,0 +1,109 @@
+"""What each head does about the pairs that it skips, and how far off it is then: the candidates are compared
+on rows that are known exactly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..probes import place_probes
+from ..row_error import weighted_error
+from ..types import MAX_BEND, Probes, Route, SummaryKeys
+from .base import Choice, GroupedCall, Verdict
+
+HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must not decide
+
+
+def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor, policy: str) -> Verdict:
+    """Takes the probes and lets every head choose.
+
+    Args:
+        grouped: The call.
+        route: The cells that are kept.
+        summary: What stands for the others.
+        bare: [B, H] bool, heads that have no summary to choose.
+        policy: How the probe rows are placed.
+
+    Returns:
+        Probes, choice, estimated error and cost; route and summary as they were given.
+    """
+    call, backend = grouped.call, grouped.backend
+    index, weights = place_probes(call, grouped.grouping, grouped.sizes.probes, policy, backend)
+    rows = backend.gather_rows(call.q, index)
+    group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
+    kept = _own(route.cells, group)  # [B, H, M, Ck]
+    exact, sparse, lse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
+    probes = Probes(index, weights, exact)
+    candidates = _candidates(grouped, rows, group, route.cells, summary, sparse, lse)
+    choice, error = choose(grouped, probes, candidates, bare)
+    sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
+    # the exact pass holds the scores already; only the values are summed a second time
+    share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
+    pairs = share * (kept * sizes).sum((-2, -1)).double()
+    return Verdict(route, summary, probes, choice, error, {"judging": pairs})
+
+
+def choose(
+    grouped: GroupedCall, probes: Probes, candidates: dict[Choice, Tensor], bare: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The best candidate of every head, and its error.
+
+    Args:
+        grouped: The call.
+        probes: Rows that are known exactly.
+        candidates: What each choice would give there, [B, H, M, Dv] fp32, the simplest last.
+        bare: [B, H] bool, heads that have no summary to choose.
+
+    Returns:
+        Choice [B, H] int64 and error [B, H] fp32.
+    """
+    errors = {choice: weighted_error(out - probes.exact, probes) for choice, out in candidates.items()}
+    first, *simpler = errors
+    best, error = torch.full_like(bare, int(first), dtype=torch.long), errors[first]
+    for choice in simpler:
+        better = errors[choice] < HANDICAP * error
+        best, error = torch.where(better, int(choice), best), torch.where(better, errors[choice], error)
+    best, error = torch.where(bare, int(Choice.PLAIN), best), torch.where(bare, errors[Choice.PLAIN], error)
+    if grouped.config.max_error is not None:
+        # even with all that the head may spend it is too far off
+        dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.density)
+        best, error = torch.where(dense, int(Choice.DENSE), best), torch.where(dense, 0.0, error)
+    return best, error
+
+
+def _candidates(
+    grouped: GroupedCall,
+    rows: Tensor,
+    group: Tensor,
+    cells: Tensor,
+    summary: SummaryKeys,
+    sparse: Tensor,
+    lse: Tensor,
+) -> dict[Choice, Tensor]:
+    """The probe rows as each choice would compute them.  # [B, H, M, Dv] fp32 each"""
+    call, backend = grouped.call, grouped.backend
+    query = backend.sort_groups(group, summary.keys.shape[2])
+    nothing = Route(query, grouped.grouping.kv, torch.zeros_like(cells))
+    still = replace(summary, drift=None)
+    value, top = backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)
+
+    def joined(value: Tensor, top: Tensor) -> Tensor:
+        share = torch.sigmoid(top - lse)[..., None]
+        return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
+
+    simple = {Choice.WITHOUT_DRIFT: joined(value, top), Choice.PLAIN: sparse}
+    drift = summary.drift
+    if drift is None:
+        return simple
+    y = rows.float() @ drift.basis.repeat_interleave(call.shares, dim=1) - _own(drift.origin, group)
+    bend = (y.square() * _own(drift.curve, group)).sum(-1).clamp(max=MAX_BEND)
+    shift = (y[..., None] * _own(drift.slope, group)).sum(-2)
+    return {Choice.WITH_DRIFT: joined(value + shift, top + bend)} | simple
+
+
+def _own(x: Tensor, group: Tensor) -> Tensor:
+    """What belongs to the query groups of the probe rows.  # [B, H, Cq, ...], [B, H, M] -> [B, H, M, ...]"""
+    heads = torch.arange(group.shape[0] * group.shape[1], device=x.device).view(*group.shape[:2], 1)
+    return x.flatten(0, 2)[group + heads * x.shape[2]]

@@ -1,0 +1,147 @@
+"""What `anchored` and `tail` have in common: rows attend to a summary of the skipped groups.
+
+Both choose before the kernel runs. A few rows that no fit has seen are computed exactly, once against every
+key and once as the call would compute them. Their errors decide what each head does, and are its error
+estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..execution.backend import Backend
+from ..routing import cell_scores, keep_all, keep_best_each, pair_budget
+from ..types import Grouping, HeadCost, Probes, Route, SummaryKeys
+from .base import Choice, GroupedCall, Reconstruction, Routing, Verdict
+from .dtypes import narrow, wide_enough
+from .judge import judge
+from .slots import Slots, assign_slots
+
+# A head drops the summary if spending its cost on pairs leaves less than this share of the skipped mass.
+BARE_BELOW = 0.2
+# A head drops the summary if it would leave less than this share of the budget for pairs.
+MIN_PAIRS = 0.25
+
+
+class Summarised(Reconstruction):
+    """A reconstruction through `SummaryKeys`; subclasses say how the summary is made and what it costs."""
+
+    probe_policy = "scattered"
+    all_in = True
+
+    def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
+        """What making the summary and attending to it costs, by kind of work."""
+        raise NotImplementedError
+
+    def summary_cost(self, grouped: GroupedCall) -> HeadCost:
+        """All of it."""
+        costs = self.summary_costs(grouped).values()
+        return HeadCost(sum(cost.fixed for cost in costs), sum(cost.per_key for cost in costs))
+
+    def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
+        """What a K/V group weighs at an anchor in the summary.  # [B, H, Cq, Ck]"""
+        return log_mass
+
+    def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:
+        """One key and value for every slot."""
+        raise NotImplementedError
+
+    def route(self, grouped: GroupedCall) -> Routing:
+        """Cells within the budget that the summary leaves, or within all of it in heads that are better off
+        without one: whose mass is so concentrated that the summary's cost buys nearly all that is left."""
+        call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
+        if grouped.config.skips_nothing:
+            return Routing(keep_all(call, grouping))
+        log_mass = cell_scores(call, grouping, grouped.config.score, backend)
+        overhead = grouped.routing_cost.at(grouped.keys) + self._judging_cost(grouped)
+        bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
+        budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
+        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), backend)
+        share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
+        missed = [_missed(found, grouping, share) for found in routes]
+        bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
+        cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)
+        return Routing(replace(routes[0], cells=cells), log_mass, bare)
+
+    def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
+        if routing.log_mass is None or routing.bare is None:
+            return None
+        sizes = grouped.sizes
+        mass = self.slot_mass(grouped, routing.log_mass)
+        slots = assign_slots(
+            routing.route, grouped.grouping, mass, sizes.single_slots, sizes.merged_slots, ~routing.bare,
+            grouped.backend,
+        )  # fmt: skip
+        return self.summary_keys(grouped, slots, mass)
+
+    def judge(self, grouped: GroupedCall, routing: Routing, summary: SummaryKeys | None) -> Verdict:
+        if summary is None or routing.bare is None or not grouped.sizes.probes:
+            return Verdict(routing.route, summary)
+        verdict = judge(grouped, routing.route, summary, routing.bare, self.policy(grouped.config))
+        assert verdict.choice is not None
+        route = _dense_where(verdict.choice == Choice.DENSE, routing.route, grouped)
+        return replace(verdict, route=route, summary=_switched(summary, verdict.choice))
+
+    def finish(self, grouped: GroupedCall, verdict: Verdict, out: Tensor) -> tuple[Tensor, Tensor | None]:
+        out = narrow(out, grouped.call.q.dtype)
+        if verdict.probes is None:
+            return out, verdict.error
+        return verdict.probes.put(_poisoned(out, verdict.probes, grouped.backend)), verdict.error
+
+    def costs(self, grouped: GroupedCall, routing: Routing) -> dict[str, Tensor]:
+        costs = super().costs(grouped, routing)
+        if routing.bare is None:
+            return costs
+        summary = {name: cost.at(grouped.keys) for name, cost in self.summary_costs(grouped).items()}
+        return costs | {name: torch.where(routing.bare, 0.0, cost) for name, cost in summary.items()}
+
+    def min_density(self, grouped: GroupedCall) -> Tensor:
+        keys = grouped.keys
+        cost = self.summary_cost(grouped).at(keys) + grouped.routing_cost.at(keys)
+        cost = cost + grouped.sizes.probes * keys
+        return 1.5 * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
+
+    def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
+        return wide_enough(grouped.call.q.dtype)
+
+    def _judging_cost(self, grouped: GroupedCall) -> Tensor:
+        """At most: the probe rows once more over the cells that they keep.  # [B, H]"""
+        return 1.5 * grouped.sizes.probes * grouped.allowed * grouped.keys
+
+
+def _dense_where(dense: Tensor, route: Route, grouped: GroupedCall) -> Route:
+    """The route with every cell of the heads `dense` [B, H] kept."""
+    if grouped.config.max_error is None:  # then no head may choose it
+        return route
+    every = keep_all(grouped.call, grouped.grouping).cells
+    return replace(route, cells=route.cells | (every & dense[..., None, None]))
+
+
+def _missed(route: Route, grouping: Grouping, share: Tensor) -> Tensor:
+    """Mean share of a row's mass that is skipped, at the anchors; share [B, H, Cq, Ck].  # [B, H]"""
+    missed = torch.where(route.cells, 0.0, share).sum(-1)  # [B, H, Cq]
+    sizes = grouping.query.sizes
+    return (missed * sizes).sum(-1) / sizes.sum(-1).clamp(min=1)
+
+
+def _poisoned(out: Tensor, probes: Probes, backend: Backend) -> Tensor:
+    """NaN in every row of a channel in which a probe has met NaN or Inf that its row here has not:
+    something among the skipped values is not finite, and dense attention would pass it on."""
+    missed, here = probes.residual(out)
+    lost = (~torch.isfinite(missed) & torch.isfinite(here)).any(2, keepdim=True)  # [B, H, 1, Dv]
+    return backend.spoil(out, lost)
+
+
+def _switched(summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
+    """Without the summary, or its drift, in the heads that chose so."""
+    attends = (choice == Choice.WITH_DRIFT) | (choice == Choice.WITHOUT_DRIFT)
+    weight = torch.where(attends[..., None, None], summary.log_weight, -torch.inf)
+    if summary.drift is None:
+        return replace(summary, log_weight=weight)
+    drifts = (choice == Choice.WITH_DRIFT)[..., None, None]
+    curve = torch.where(drifts, summary.drift.curve, 0.0)
+    slope = torch.where(drifts[..., None], summary.drift.slope, 0.0)
+    return replace(summary, log_weight=weight, drift=replace(summary.drift, curve=curve, slope=slope))

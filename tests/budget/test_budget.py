@@ -1,0 +1,226 @@
+"""The dials that learn from call to call: an error bound, and a budget that goes where the error is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import masked_attention, normal, qkv, small, worst
+
+from residua import Config, InputError, State, attention
+from residua.budget import bounded
+from residua.budget.balanced import share_out
+from residua.budget.bounded import MAX_STEP, POWER, SHARE
+
+DENSITY = 0.6
+
+
+def mixed(step=0):
+    """Head 0: rows that look at everything alike. Head 1: keys and values of noise, of which nothing can be
+    summarised. Head 2: in between."""
+    gain = torch.tensor([0.3, 3.0, 1.2]).view(1, 3, 1, 1)
+    q, k = gain * normal(1, 3, 400, 16, seed=1), normal(1, 3, 400, 16, seed=2)
+    v = normal(1, 3, 400, 16, seed=3) + torch.tensor([2.0, 0.0, 1.0]).view(1, 3, 1, 1)
+    return q + 0.01 * step * normal(1, 3, 400, 16, seed=4), k, v
+
+
+def run(config, steps, state=None, call=mixed):
+    state = state or State()
+    found = [attention(*call(step), config, state, return_receipt=True) for step in range(steps)]
+    return [out for out, _ in found], [receipt for _, receipt in found]
+
+
+def budgets(*shape, seed, low=0.02, high=0.9):
+    generator = torch.Generator().manual_seed(seed)
+    return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8), st.floats(0.02, 0.9), st.floats(0.0, 0.05))
+def test_a_balanced_budget_keeps_its_total(seed, heads, mean, least):
+    wanted, least = budgets(2, heads, seed=seed), min(least, mean)
+    shared = share_out(wanted, mean, torch.tensor(least).double())
+    assert (shared.mean(-1) <= mean * (1 + 1e-9)).all() and (shared <= 1).all() and (shared > 0).all()
+    scaled = wanted * mean / wanted.mean(-1, keepdim=True)
+    free = ((scaled < 1) & (scaled > least)).all(-1)  # no head meets an end of its range
+    assert torch.allclose(shared[free], scaled[free])
+    below = (scaled < 1).all(-1)  # what some need at least is taken from the others
+    assert (shared[below].mean(-1) >= 0.99 * mean).all()
+
+
+def test_a_balanced_budget_keeps_its_proportions():
+    shared = share_out(torch.tensor([[0.1, 0.2, 0.3]]).double(), 0.1, torch.tensor(0.0).double())
+    assert torch.allclose(shared, torch.tensor([[0.05, 0.1, 0.15]]).double())
+
+
+@given(st.integers(0, 10_000), st.floats(0.001, 0.9))
+def test_under_a_bound_a_budget_follows_the_error_at_the_ceiling(seed, bound):
+    config = small(density=0.5, max_error=bound)
+    spent, error = budgets(1, 5, seed=seed, high=0.5), budgets(1, 5, seed=seed + 1, low=1e-4)
+    dense, least = torch.zeros(1, 5, dtype=torch.bool), torch.tensor(0.01).double()
+    found = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
+    assert ((found <= 0.5) & (found >= 0.01)).all()
+    ratio = found / spent
+    assert ((ratio <= MAX_STEP + 1e-9) & (ratio >= 1 / MAX_STEP - 1e-9)).all()
+    inside = (found > 0.01) & (found < 0.5) & (ratio < MAX_STEP - 1e-6) & (ratio > 1 / MAX_STEP + 1e-6)
+    at_ceiling = error * (spent / 0.5) ** POWER
+    assert torch.allclose(found[inside], 0.5 * (at_ceiling[inside] / bound) ** SHARE)
+    # and if the error does fall with that power, the bound holds
+    assert (at_ceiling[inside] * (0.5 / found[inside]) ** POWER <= bound * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("at_ceiling", [0.001, 0.01, 0.05])
+def test_under_a_bound_a_steady_head_settles(at_ceiling):
+    config = small(density=0.5, max_error=0.05)
+    dense, least = torch.zeros(1, 1, dtype=torch.bool), torch.tensor(0.01).double()
+    spent = torch.full((1, 1), 0.5).double()
+    for _ in range(12):
+        error = at_ceiling * (0.5 / spent) ** POWER
+        spent = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
+    assert float(spent) == pytest.approx(0.5 * (at_ceiling / 0.05) ** SHARE)
+    assert float(at_ceiling * (0.5 / spent) ** POWER) <= 0.05 * (1 + 1e-9)
+
+
+def test_dense_heads_keep_the_ceiling_and_nan_asks_for_more():
+    config = small(density=0.5, max_error=0.1)
+    error = torch.tensor([[0.0, float("nan"), float("inf")]])
+    dense, least = torch.tensor([[True, False, False]]), torch.tensor(0.01).double()
+    spent = torch.full((1, 3), 0.1).double()
+    found = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
+    assert found.tolist() == [pytest.approx([0.5, 0.1 * MAX_STEP, 0.1 * MAX_STEP])]
+
+
+def test_the_error_settles_below_the_bound_and_easy_heads_spend_less():
+    bound = 0.12
+    _, receipts = run(small(density=DENSITY, max_error=bound), 8)
+    for receipt in receipts[3:]:
+        assert (receipt.error_per_head <= 1.1 * bound).all()
+    last = receipts[-1]
+    assert last.chosen["dense"] == 1 and last.choice_per_head[0, 1] == 3  # the noise
+    assert last.allowed[0, 0] < 0.6 * DENSITY and last.allowed[0, 1] == DENSITY
+    assert last.per_head.density()[0, 0] < receipts[0].per_head.density()[0, 0]
+    assert (last.allowed <= DENSITY).all()
+
+
+def test_a_hopeless_head_runs_dense_and_is_counted():
+    outs, receipts = run(small(density=DENSITY, max_error=0.12), 2)
+    for step, (out, receipt) in enumerate(zip(outs, receipts, strict=True)):
+        q, k, v = mixed(step)
+        assert receipt.choice_per_head[0, 1] == 3 and receipt.error_per_head[0, 1] == 0
+        assert worst(out[:, 1], masked_attention(q[:, 1:2], k[:, 1:2], v[:, 1:2])[0][:, 0]) < 1e-6
+        assert int(receipt.per_head.routed[0, 1]) == 400 * 400
+        assert receipt.chosen["dense"] == 1 and receipt.to_dict()["chosen"]["dense"] == 1
+        assert any("1 of 3 heads ran dense" in note and "max_error" in note for note in receipt.notes)
+        assert not any("above the target" in note for note in receipt.notes)
+
+
+def test_a_bound_that_nothing_meets_is_dense_attention():
+    q, k, v = mixed()
+    out, receipt = attention(q, k, v, small(density=DENSITY, max_error=1e-9), return_receipt=True)
+    assert worst(out, masked_attention(q, k, v)[0]) < 1e-6
+    assert receipt.chosen["dense"] == 3 and receipt.density >= 1
+
+
+def test_a_bound_that_everything_meets_is_cheap():
+    _, receipts = run(small(density=DENSITY, max_error=1.0), 8, call=lambda step: qkv(heads=3, queries=400))
+    assert receipts[-1].cost < 0.6 * receipts[0].cost  # a fourth root: never all of what could be saved
+    floor = [receipt.cost for receipt in receipts[-2:]]
+    assert floor[0] == pytest.approx(floor[1], rel=0.2)  # what the reconstruction needs is where it ends
+    assert receipts[-1].chosen["dense"] == 0
+
+
+def test_density_one_with_a_bound_is_still_sparse():
+    """The bound decides; the ceiling is just open."""
+    _, receipts = run(small(density=1.0, max_error=0.3), 6, call=lambda step: qkv(heads=3, queries=400))
+    assert receipts[-1].cost < 0.8 and receipts[-1].error <= 0.33
+
+
+def test_balance_keeps_the_total_and_lowers_the_worst_error():
+    config = small(density=0.4)
+    _, fixed = run(config, 6)
+    _, moved = run(config.replace(balance=True), 6)
+    for receipt in moved:
+        assert float(receipt.allowed.mean()) == pytest.approx(0.4, rel=1e-6)
+        assert receipt.cost <= 0.4 + 1e-6
+        assert not any("above the target" in note for note in receipt.notes)
+    assert (moved[0].allowed == 0.4).all()
+    assert moved[-1].error_per_head.max() < 0.95 * fixed[-1].error_per_head.max()
+    easy, hard = moved[-1].allowed[0, 0], moved[-1].allowed[0, 1]
+    assert easy < 0.4 < hard
+
+
+@pytest.mark.parametrize("settings", [{"max_error": 0.12}, {"balance": True}])
+def test_it_repeats_exactly(settings):
+    config = small(density=DENSITY, **settings)
+    first, second = run(config, 4), run(config, 4)
+    assert all(torch.equal(x, y) for x, y in zip(first[0], second[0], strict=True))
+    assert all(torch.equal(x.allowed, y.allowed) for x, y in zip(first[1], second[1], strict=True))
+
+
+@pytest.mark.parametrize("settings", [{"max_error": 0.12}, {"balance": True}])
+def test_reset_forgets_what_was_learned(settings):
+    config, state = small(density=DENSITY, **settings), State()
+    outs, receipts = run(config, 3, state)
+    assert not (receipts[-1].allowed == DENSITY).all()
+    state.reset()
+    again, fresh = run(config, 1, state)
+    assert (fresh[0].allowed == DENSITY).all() and torch.equal(again[0], outs[0])
+
+
+@pytest.mark.parametrize(
+    "change", [{"density": 0.5}, {"max_error": 0.2}, {"max_error": None}, {"reconstruction": "tail"},
+               {"max_error": None, "balance": True}],
+)  # fmt: skip
+def test_what_was_learned_for_another_question_is_not_used(change):
+    config, state = small(density=DENSITY, max_error=0.12), State()
+    run(config, 3, state)
+    other = config.replace(**change)
+    _, receipts = run(other, 1, state)
+    assert (receipts[0].allowed == other.density).all() and receipts[0].warm
+
+
+def test_another_shape_starts_from_the_ceiling():
+    config, state = small(density=DENSITY, max_error=0.12), State()
+    run(config, 3, state)
+    _, receipts = run(config, 1, state, call=lambda step: qkv(heads=3, queries=390))
+    assert (receipts[0].allowed == DENSITY).all()
+
+
+def test_without_a_state_nothing_is_learned():
+    config = small(density=DENSITY, max_error=0.12)
+    q, k, v = mixed()
+    first, second = (attention(q, k, v, config, return_receipt=True) for _ in range(2))
+    assert torch.equal(first[0], second[0]) and (second[1].allowed == DENSITY).all()
+
+
+def test_fixed_budgets_leave_nothing_behind():
+    state = State()
+    run(small(), 2, state)
+    assert state._budget is None
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"max_error": 0.1, "reconstruction": "probe"}, "Config.max_error needs an error estimate.*='probe'"),
+        ({"max_error": 0.1, "reconstruction": "none"}, "Config.max_error needs"),
+        ({"max_error": 0.1, "probes": 0}, "Config.max_error needs.*probes=0"),
+        ({"balance": True, "reconstruction": "probe"}, "Config.balance needs"),
+        ({"balance": True, "probes": 0}, "Config.balance needs"),
+        ({"max_error": 0.1, "balance": True}, "give one of them"),
+        *(({"max_error": bad}, r"Config\.max_error=.*wanted a number above 0 to 1")
+          for bad in (0, -0.1, 1.5, float("nan"), "0.1", True)),
+        *(({"balance": bad}, r"Config\.balance=.*wanted true or false") for bad in (1, None, "yes")),
+        *(({"drift_rank": bad}, r"Config\.drift_rank=.*wanted") for bad in (-1, 1.5, None)),
+        *(({"summary_slots": bad}, r"Config\.summary_slots=.*wanted") for bad in (0, -1, 2.0)),
+    ],
+)  # fmt: skip
+def test_dials_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        Config(**settings)
+
+
+def test_dials_that_do():
+    bound = {"max_error": 1.0, "reconstruction": "tail"}
+    for settings in ({"max_error": 0.1}, bound, {"balance": True}, {"drift_rank": 0}):
+        assert Config.from_dict(Config(**settings).to_dict()) == Config(**settings)

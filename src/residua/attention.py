@@ -29,7 +29,8 @@ def sparse_attention(
     start = state.centroids(call, config, sizes) if state else None
     allowed = budget.allowance(call, config, state)
     with stage("grouping"):
-        grouping = group_tokens(call, config, sizes, start, backend)
+        by_place = RECONSTRUCTIONS[config.reconstruction].places_probes_by_coordinates(config)
+        grouping = group_tokens(call, config, sizes, start, backend, keep_coordinates=by_place)
     grouped = GroupedCall(call, config, sizes, grouping, allowed, backend)
     method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
     with stage("routing"):
@@ -50,7 +51,8 @@ def sparse_attention(
         state.remember(call, config, sizes, grouping)
         budget.learn(state, grouped, verdict, method)
     probes = verdict.probes.rows.shape[-1] if verdict.probes else 0
-    costs = {**method.costs(grouped, routing), **verdict.costs}
+    # counted only if a receipt is asked for
+    costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
     warm = start is not None
     notes = (*sizes.notes, *notes)
     return out, Outcome(verdict.route, probes, allowed, costs, error, verdict.choice, warm, notes)

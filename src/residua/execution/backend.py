@@ -100,6 +100,10 @@ class Backend:
             labels, centres, sizes = self.kmeans_step(x, centres, valid)
         return labels, centres, sizes
 
+    def lloyd_labels(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> Tensor:
+        """The labels that `lloyd` ends with.  # [G, N] int64"""
+        return self.lloyd(x, centres, steps, valid)[0]
+
     def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
         """Rows of x [B, H, N, D] in the order [B, H, M] of token indices -> contiguous [B, H, M, D]."""
         return plain.gather_rows(x, order)

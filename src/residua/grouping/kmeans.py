@@ -39,6 +39,20 @@ def kmeans(
     return Clusters(*backend.lloyd(x, centres, max(1, steps), valid))
 
 
+def kmeans_labels(
+    x: Tensor,
+    groups: int,
+    steps: int,
+    *,
+    start: Tensor | None = None,
+    valid: Tensor | None = None,
+    backend: Backend,
+) -> Tensor:
+    """The labels of `kmeans`, for those who want nothing else.  # [G, N] int64"""
+    centres = first_centres(x, groups, valid) if start is None else start
+    return backend.lloyd_labels(x, centres, max(1, steps), valid)
+
+
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
     """One row of each of `groups` equal parts of the sequence, counted among the valid rows only.  # [G, C]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from ..grouping.kmeans import kmeans
+from ..grouping.kmeans import kmeans_labels
 from ..types import Grouping, Route
 
 NEIGHBOUR_STEPS = 8  # of k-means over the K/V centroids
@@ -70,5 +70,5 @@ def neighbours(grouping: Grouping, count: int, backend: Backend) -> Tensor:
     batch, heads, groups, _ = centroids.shape
     if not count:  # every group has a slot of its own
         return torch.zeros(batch, heads, groups, dtype=torch.long, device=centroids.device)
-    found = kmeans(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=backend)
-    return found.labels.unflatten(0, (batch, heads))
+    labels = kmeans_labels(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=backend)
+    return labels.unflatten(0, (batch, heads))

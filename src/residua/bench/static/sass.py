@@ -14,9 +14,7 @@ from ...errors import BackendError
 from ...execution.triton.gate import tool
 
 MIN_LOOP = 12  # instructions; shorter loops are waits and searches
-# FLOPs of a matrix instruction per warp, from the shape in its name (HGMMA.64x64x16: a warp group of 4 warps)
-SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
-MMA_SHAPES = {"1688": (16, 8, 8), "16816": (16, 8, 16), "16832": (16, 8, 32)}
+MATRIX = re.compile(r"^(HMMA|HGMMA|QMMA|QGMMA|UTC\w*MMA)")
 # instructions that wait for a product before they can start: the softmax, or another reduction of the scores
 DEPENDENT = (
     "FFMA",
@@ -42,7 +40,8 @@ class Loop:
     instructions: int  # that one warp issues per trip
     dependent: int  # of these, arithmetic on the results of matrix instructions
     special: int  # of these, exponentials and other special functions
-    flops: int  # of the matrix instructions that one warp issues per trip
+    matrix: int  # of these, matrix instructions; loops inside it are not counted
+    multiplies: bool  # whether it, or a loop inside it, has any
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,13 @@ class Code:
 
     @property
     def products(self) -> tuple[Loop, ...]:
-        """The loops that multiply matrices."""
-        return tuple(loop for loop in self.loops if loop.flops)
+        """The loops that multiply matrices, themselves or inside."""
+        return tuple(loop for loop in self.loops if loop.multiplies)
+
+    @property
+    def straight(self) -> int:
+        """Instructions outside of all loops."""
+        return self.instructions - sum(loop.instructions for loop in self.loops)
 
 
 def read_code(kernel: Any, registers: int) -> Code:
@@ -70,47 +74,31 @@ def read_code(kernel: Any, registers: int) -> Code:
         registers: per thread, as the compile gate measured them.
     """
     instructions, labels = _parse(_disassemble(kernel.asm["cubin"]))
-    found = _loops(instructions, labels)
+    bodies = _natural_loops(instructions, labels)
     rows = []
-    for start, stop in found:
-        inner = [
-            other for other in found if other != (start, stop) and start <= other[0] and other[1] <= stop
-        ]
-        own = [
-            op
-            for place, op in enumerate(instructions)
-            if start <= place <= stop and not _inside(place, inner)
-        ]
-        depth = sum(a <= start and stop <= b for a, b in found)
-        rows.append(_loop(depth, [op for op, _ in own]))
+    for _, body in bodies:
+        inner = set().union(*(other for _, other in bodies if other < body))
+        depth = sum(body <= other for _, other in bodies)
+        names = [instructions[place][0] for place in sorted(body - inner)]
+        every = [instructions[place][0] for place in body]
+        if len(every) >= MIN_LOOP:
+            rows.append(_loop(depth, names, any(MATRIX.match(name) for name in every)))
     return Code(
         kernel.metadata.name.removesuffix("_kernel"), registers, kernel.metadata.shared,
         kernel.metadata.num_warps, len(instructions), tuple(rows),
     )  # fmt: skip
 
 
-def _loop(depth: int, names: list[str]) -> Loop:
+def _loop(depth: int, names: list[str], multiplies: bool) -> Loop:
     count = Counter(name.split(".")[0] for name in names)
     return Loop(
         depth,
         len(names),
         sum(count[name] for name in DEPENDENT),
         sum(name.startswith("MUFU") for name in names),
-        sum(_mma_flops(name) for name in names),
+        sum(bool(MATRIX.match(name)) for name in names),
+        multiplies,
     )
-
-
-def _mma_flops(name: str) -> int:
-    """FLOPs that one warp's share of a matrix instruction does; 0 for any other instruction."""
-    if name.startswith("HGMMA") or name.startswith("QGMMA"):
-        shape = SHAPE.search(name)
-        rows, columns, depth = (int(n) for n in shape.groups()) if shape else (0, 0, 0)
-        return 2 * rows * columns * depth // 4
-    if name.startswith("HMMA") or name.startswith("QMMA"):
-        for key, (rows, columns, depth) in MMA_SHAPES.items():
-            if f".{key}." in name:
-                return 2 * rows * columns * depth
-    return 0
 
 
 def _disassemble(cubin: bytes) -> str:
@@ -132,22 +120,101 @@ def _parse(text: str) -> tuple[list[tuple[str, str]], dict[str, int]]:
         if label:
             labels[label[1]] = len(instructions)
             continue
-        found = re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.a-z]+)(.*?);", line)
+        found = re.search(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z0-9_.a-z]+)(.*?);", line)
         if found:
-            instructions.append((found[1], found[2]))
+            # a branch or exit under a condition may also go on; its name says so
+            conditional = found[1] and found[2].startswith(("BRA", "EXIT"))
+            instructions.append((found[2] + (".IF" if conditional else ""), found[3]))
     return instructions, labels
 
 
-def _loops(instructions: list[tuple[str, str]], labels: dict[str, int]) -> list[tuple[int, int]]:
-    """First and last instruction of every loop: a branch back. Branches to one place are one loop."""
-    ends: dict[int, int] = {}
+def _natural_loops(
+    instructions: list[tuple[str, str]], labels: dict[str, int]
+) -> list[tuple[int, frozenset[int]]]:
+    """Header and body of every loop, in program order. Waits that the compiler moved behind the end of the
+    code branch back as well; they are told apart by dominance: a loop's header lies on every way to its
+    branch."""
+    edges = _edges(instructions, labels)
+    before: dict[int, list[int]] = {place: [] for place in range(len(instructions))}
+    for place, targets in enumerate(edges):
+        for target in targets:
+            before[target].append(place)
+    nearest = _dominators(edges, before)
+    bodies: dict[int, set[int]] = {}
+    for place, targets in enumerate(edges):
+        for target in targets:
+            if _dominates(nearest, target, place):
+                body = bodies.setdefault(target, {target})
+                waiting = [place]
+                while waiting:
+                    here = waiting.pop()
+                    if here not in body:
+                        body.add(here)
+                        waiting += before[here]
+    return [(header, frozenset(bodies[header])) for header in sorted(bodies)]
+
+
+def _edges(instructions: list[tuple[str, str]], labels: dict[str, int]) -> list[list[int]]:
+    """Where the code goes on after each instruction."""
+    found = []
     for place, (name, operands) in enumerate(instructions):
+        after = [place + 1] if place + 1 < len(instructions) else []
         target = re.search(r"(\.L_x_\d+)", operands) if name.startswith("BRA") else None
-        if target and target[1] in labels and labels[target[1]] <= place:
-            start = labels[target[1]]
-            ends[start] = max(place, ends.get(start, 0))
-    return sorted((start, stop) for start, stop in ends.items() if stop - start + 1 >= MIN_LOOP)
+        if name == "EXIT":
+            after = []
+        if target and target[1] in labels and labels[target[1]] < len(instructions):
+            goal = labels[target[1]]
+            after = [goal, *after] if name.endswith(".IF") else [goal]
+        found.append(after)
+    return found
 
 
-def _inside(place: int, spans: list[tuple[int, int]]) -> bool:
-    return any(start <= place <= stop for start, stop in spans)
+def _dominators(edges: list[list[int]], before: dict[int, list[int]]) -> dict[int, int]:
+    """The nearest instruction that lies on every way to each one that can be reached (Cooper, Harvey and
+    Kennedy's iteration)."""
+    order = _reverse_postorder(edges)
+    rank = {place: number for number, place in enumerate(order)}
+    nearest = {0: 0}
+
+    def meet(a: int, b: int) -> int:
+        while a != b:
+            while rank[a] > rank[b]:
+                a = nearest[a]
+            while rank[b] > rank[a]:
+                b = nearest[b]
+        return a
+
+    changed = True
+    while changed:
+        changed = False
+        for place in order[1:]:
+            known = [other for other in before[place] if other in nearest]
+            best = known[0]
+            for other in known[1:]:
+                best = meet(best, other)
+            if nearest.get(place) != best:
+                nearest[place], changed = best, True
+    return nearest
+
+
+def _reverse_postorder(edges: list[list[int]]) -> list[int]:
+    """Instructions that can be reached, each before those it leads to, loops aside."""
+    done: list[int] = []
+    seen = {0}
+    stack = [(0, iter(edges[0]))]
+    while stack:
+        place, following = stack[-1]
+        target = next((t for t in following if t not in seen), None)
+        if target is None:
+            done.append(place)
+            stack.pop()
+        else:
+            seen.add(target)
+            stack.append((target, iter(edges[target])))
+    return done[::-1]
+
+
+def _dominates(nearest: dict[int, int], above: int, below: int) -> bool:
+    while below in nearest and below != above and nearest[below] != below:
+        below = nearest[below]
+    return below == above

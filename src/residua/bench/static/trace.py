@@ -38,6 +38,8 @@ KERNELS = {
 }  # fmt: skip
 # how often the operation's own kernels read and write its operands; a radix sort of 32 bits takes 4 passes
 PASSES = {"sort": 5, "argsort": 5, "topk": 2}
+# operations that touch only the chosen part of their first operand
+CHOOSING = frozenset({"gather", "index", "index_select", "take", "scatter_", "index_put_", "index_copy_"})
 PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")
 # operations that wait for the device on CUDA: each reads a value to the host
 WAITS = frozenset({
@@ -132,7 +134,11 @@ class _Recorder(TorchDispatchMode):
             self.trace.mixed.append(name)
         if name in VIEWS:
             return result
-        moved = sum(map(_bytes, (*inputs, *outputs))) * PASSES.get(name, 1)
+        if name in CHOOSING:
+            part = outputs[0] if name in ("gather", "index", "index_select", "take") else inputs[-1]
+            moved = 2 * _bytes(part) + sum(map(_bytes, inputs[1:]))
+        else:
+            moved = sum(map(_bytes, (*inputs, *outputs))) * PASSES.get(name, 1)
         flops = 0
         if name in PRODUCTS:
             left, right = inputs[-2:]
@@ -207,6 +213,7 @@ def trace_call(
     text: int = 0,
     dtype: torch.dtype = torch.bfloat16,
     processors: int = 132,
+    arch: int = 90,
     warm: bool = True,
     receipt: bool = False,
 ) -> Trace:
@@ -221,6 +228,7 @@ def trace_call(
         text: so many tokens at the end are pinned and exact, and a mask hides some padding.
         dtype: of q, k and v.
         processors: of the GPU that is imagined.
+        arch: its architecture, as in sm_90.
         warm: trace the second call of a state, not the first.
         receipt: whether the receipt is asked for as well.
     """
@@ -230,8 +238,8 @@ def trace_call(
     with (
         fake_cuda(processors),
         mock.patch.object(module, "choose_backend", lambda *_: TritonBackend()),
-        mock.patch("residua.execution.triton.shapes.architecture", lambda: 90),
-        mock.patch("residua.execution.triton.attend.architecture", lambda: 90),
+        mock.patch("residua.execution.triton.shapes.architecture", lambda: arch),
+        mock.patch("residua.execution.triton.attend.architecture", lambda: arch),
         _stages(stage),
         recorded_launches(trace, stage),
     ):

@@ -122,9 +122,9 @@ def compile_case(case: Case, arch: int) -> dict[str, Compiled]:
 
 
 def _measure(kernel: Any, label: str, arch: int) -> Compiled:
-    ptx, usage = kernel.asm["ptx"], _usage(kernel.asm["cubin"])
+    ptx, used = kernel.asm["ptx"], usage(kernel.asm["cubin"])
     # a stack can hold arrays as well as spills; only the assembler knows which
-    spills = _spills(ptx, arch) if usage["STACK"] else 0
+    spills = _spills(ptx, arch) if used["STACK"] else 0
     instruction = "" if "tt.dot" not in kernel.asm["ttir"] else "none"
     if instruction:
         instruction = next((name for name in MATRIX_INSTRUCTIONS if name in ptx), "none")
@@ -132,7 +132,7 @@ def _measure(kernel: Any, label: str, arch: int) -> Compiled:
         kernel.metadata.name.removesuffix("_kernel"),
         label,
         arch,
-        usage["REG"],
+        used["REG"],
         spills,
         kernel.metadata.shared,
         kernel.metadata.num_warps,
@@ -147,7 +147,8 @@ def tool(name: str) -> str:
     return str(Path(nvidia.__file__).parent / "bin" / name)
 
 
-def _usage(cubin: bytes) -> dict[str, int]:
+def usage(cubin: bytes) -> dict[str, int]:
+    """Registers per thread and bytes of stack of a compiled kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)

@@ -40,11 +40,31 @@ def count_kernel(
 
 
 @triton.jit
+def starts_kernel(
+    COUNTS,  # [G, stretches, bins] int32
+    BEFORE,  # [G, stretches, bins] int32: tokens with that label up to the end of the stretch
+    OFFSETS,  # [G, bins] int64: first place of each label
+    stretches,
+    bins,
+    BINS: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, BINS)
+    here = places < bins
+    total = tl.zeros([BINS], tl.int32)
+    for stretch in range(0, stretches):
+        at = (head * stretches + stretch) * bins + places
+        total += tl.load(COUNTS + at, mask=here, other=0)
+        tl.store(BEFORE + at, total, mask=here)
+    tl.store(OFFSETS + head * bins + places, (tl.cumsum(total, 0) - total).to(tl.int64), mask=here)
+
+
+@triton.jit
 def place_kernel(
     LABELS,  # [G, N] int64
-    BEFORE,  # [G, stretches, bins] int32: tokens with that label up to the end of the stretch; overwritten
+    BEFORE,  # [G, stretches, bins] int32: tokens with that label up to the end of the stretch
     STARTS,  # [G, bins] int64: first place of each label
-    COUNTS,  # [G, stretches, bins] int32
+    COUNTS,  # [G, stretches, bins] int32, overwritten
     ORDER,  # [G, N] int64
     N,
     groups,
@@ -84,19 +104,19 @@ def sort_labels(labels: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """
     rows, count = labels.shape
     bins = groups + 1  # the last one takes the label -1
-    offsets = torch.zeros(rows, bins, dtype=torch.long, device=labels.device)
+    offsets = torch.empty(rows, bins, dtype=torch.long, device=labels.device)
     order = torch.empty(rows, count, dtype=torch.long, device=labels.device)
     if labels.numel() == 0:
-        return order, offsets
+        return order, offsets.zero_()
     labels = labels.contiguous()
     stretches = cdiv(count, STRETCH)
     counts = torch.empty(rows, stretches, bins, dtype=torch.int32, device=labels.device)
-    grid = (rows * stretches,)
+    before = torch.empty_like(counts)
+    grid, room = (rows * stretches,), padded(bins)
     count_kernel[grid](
-        labels, counts, count, groups, stretches, bins, STRETCH=STRETCH, BINS=padded(bins), num_warps=4
+        labels, counts, count, groups, stretches, bins, STRETCH=STRETCH, BINS=room, num_warps=4
     )
-    before = counts.cumsum(1, dtype=torch.int32)
-    torch.cumsum(before[:, -1, :groups], 1, dtype=torch.long, out=offsets[:, 1:])
+    starts_kernel[(rows,)](counts, before, offsets, stretches, bins, BINS=room, num_warps=4)
     place_kernel[grid](
         labels, before, offsets, counts, order, count, groups, stretches, bins,
         STRETCH=STRETCH, BLOCK=BLOCK, num_warps=4,

@@ -30,7 +30,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "pipeline"])
+@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "pipeline", "faults"])
 def test_in_the_interpreter(name):
     pytest.importorskip("triton", reason="Triton is not installed")
     paths = os.pathsep.join([str(HERE), *sys.path])
@@ -42,6 +42,8 @@ def test_in_the_interpreter(name):
         "no:cacheprovider",
         "-p",
         "no:randomly",
+        "-p",
+        "sanitizer",
         "-W",
         "ignore::RuntimeWarning",
     ]
@@ -56,6 +58,7 @@ def test_in_the_interpreter(name):
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+    assert "findings: {}" in done.stdout  # no address out of bounds, no race between programs
     assert "skipped" not in done.stdout
 
 

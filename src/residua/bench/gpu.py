@@ -21,6 +21,7 @@ from ..attention import attention
 from ..config import Config
 from ..errors import BackendError, InputError
 from ..execution.backend import Backend, Demand, backends
+from ..execution.gpu_cache import remember
 from ..grouping.partition import group_tokens
 from ..inputs import validate
 from ..reconstruction.expansion import expand
@@ -105,6 +106,9 @@ def measure(task: GpuTask, device: torch.device, progress: Progress = lambda _: 
             continue
         progress(f"backend: {name}")
         found[name] = measure_backend(task, call, backend, dense, progress)
+    if device.type == "cuda":  # `auto` follows what was measured here
+        timed = {name: row["call_ms"] for name, row in found.items() if "call_ms" in row}
+        remember(device, order=sorted(timed, key=lambda name: timed[name]))
     facts = environment(device)
     return {"task": asdict(task), "environment": facts, "dense_ms": dense_ms, "backends": found}
 

@@ -125,8 +125,8 @@ def gpu(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Measure every backend on an NVIDIA GPU against the dense kernels there (send us the JSON), or estimate a
-    call without one."""
+    """Measure every backend on an NVIDIA GPU against the dense kernels there (send us the JSON), or estimate
+    a call without one."""
     with readable_errors():
         target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
         if static:

@@ -23,6 +23,9 @@ def doctor(
             "--compile-kernels", help="Compile every GPU kernel for every architecture, no GPU needed."
         ),
     ] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Run every kernel of every GPU backend against plain torch.")
+    ] = False,
     page: Annotated[Path | None, typer.Option(help="With --compile-kernels: write the table here.")] = None,
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
@@ -30,11 +33,37 @@ def doctor(
         with readable_errors():
             _compile_kernels(page)
         return
+    if self_test:
+        with readable_errors():
+            _self_test(as_json)
+        return
     facts = doctoring.report()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return
     _print_report(facts)
+
+
+def _self_test(as_json: bool) -> None:
+    with console.status("testing the GPU kernels ..."):
+        rows = doctoring.self_test()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            table = Table("kernel", "dtype", "shape", "error", "allowed", "verdict", title=row["backend"])
+            for check in row["checks"]:
+                said = (
+                    "[green]passed[/green]"
+                    if check["passed"]
+                    else f"[red]FAILED[/red] {escape(check['problem'])}"
+                )
+                figures = (f"{check['error']:.2g}", f"{check['limit']:.2g}")
+                table.add_row(check["kernel"], check["dtype"], check["shape"], *figures, said)
+            console.print(table)
+            console.print(row["verdict"], markup=False)
+    if any(row["reason"] for row in rows):
+        raise typer.Exit(1)
 
 
 def _compile_kernels(page: Path | None) -> None:

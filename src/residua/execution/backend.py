@@ -50,6 +50,8 @@ class Backend:
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     head_dims: ClassVar[tuple[int, int]] = (1, 1 << 30)  # inclusive, for D and Dv
 
+    gpu_by_itself: ClassVar[bool] = True  # whether `auto` may choose it for tensors on a GPU
+
     def unavailable(self) -> str | None:
         """Why this backend cannot run on this machine at all, or None."""
         return None
@@ -278,6 +280,17 @@ def backends() -> dict[str, Backend]:
     return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].priority))
 
 
+def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
+    """What `auto` tries, in order: as `residua bench gpu` measured it on this GPU, otherwise by priority."""
+    candidates = [backend for backend in known.values() if backend.priority >= 0]
+    if device.type != "cuda":
+        return candidates
+    from .gpu_cache import recall
+
+    order = recall(device).get("order", []) if torch.cuda.is_available() else []
+    return sorted(candidates, key=lambda b: order.index(b.name) if b.name in order else len(order))
+
+
 def choose_backend(name: str, demand: Demand) -> Backend:
     """The backend of that name, or for "auto" the best one that takes the call."""
     known = backends()
@@ -293,10 +306,13 @@ def choose_backend(name: str, demand: Demand) -> Backend:
             )
         return known[name]
     refusals = []
-    for candidate in known.values():
-        if candidate.priority < 0:
-            continue
+    for candidate in _by_rank(known, demand.device):
         reasons = candidate.reasons(demand)
+        if demand.device.type == "cuda" and not candidate.gpu_by_itself:
+            reasons = [
+                *reasons,
+                f"slower on a GPU than dense attention; backend={candidate.name!r} asks for it",
+            ]
         if not reasons:
             return candidate
         refusals.append(f"{candidate.name}: {'; '.join(reasons)}")

@@ -221,7 +221,8 @@ MINI = Architecture(
 WAN_T2V = replace(WAN, name="wan2.2-t2v-a14b", in_channels=16, reference=None)
 WAN_TI2V = replace(
     WAN, name="wan2.2-ti2v-5b", layers=30, heads=24, kv_heads=24, width=3072, mlp=14336, text_width=3072,
-    in_channels=48, out_channels=48, pixel_compression=16, transformers=1, steps=50, size=(1280, 704), frames=121,
+    in_channels=48, out_channels=48, pixel_compression=16, transformers=1, steps=50, size=(1280, 704),
+    frames=121,
     reference=None,
 )  # fmt: skip
 WAN21 = replace(WAN_T2V, name="wan2.1-t2v-14b", transformers=1, steps=50)
@@ -231,8 +232,10 @@ WAN21_SMALL = replace(
     size=(832, 480),
 )  # fmt: skip
 HUNYUAN15 = replace(
-    HUNYUAN, name="hunyuanvideo-1.5", layers=54, heads=16, kv_heads=16, width=2048, mlp=4 * 2048, text_tokens=1000,
-    text_width=2048, in_channels=65, out_channels=32, patch=(1, 1, 1), pixel_compression=16, passes=2, frames=121,
+    HUNYUAN, name="hunyuanvideo-1.5", layers=54, heads=16, kv_heads=16, width=2048, mlp=4 * 2048,
+    text_tokens=1000,
+    text_width=2048, in_channels=65, out_channels=32, patch=(1, 1, 1), pixel_compression=16, passes=2,
+    frames=121,
     reference=None, notes=("about 1,000 text and image tokens are assumed",),
 )  # fmt: skip
 COSMOS25_SMALL = replace(
@@ -252,7 +255,8 @@ MOCHI = replace(
     dense_steps=0.20, reference=None,
 )  # fmt: skip
 LTX = replace(
-    WAN21, name="ltx-video", layers=28, heads=32, kv_heads=32, head_dim=64, width=2048, mlp=8192, text_tokens=128,
+    WAN21, name="ltx-video", layers=28, heads=32, kv_heads=32, head_dim=64, width=2048, mlp=8192,
+    text_tokens=128,
     text_width=2048, in_channels=128, out_channels=128, patch=(1, 1, 1), frame_compression=8,
     pixel_compression=32, size=(1216, 704), frames=121,
 )  # fmt: skip

@@ -58,6 +58,16 @@ def test_slot_means(dtype, heads, kv_heads, anchors, keys, dim, value_dim):
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
+def test_every_group_in_a_slot_of_its_own():
+    x, k, v = random(1, 1, 5, 32), random(1, 1, 60, 32, seed=1), random(1, 1, 60, 32, seed=2)
+    kv = ragged(1, 1, 60, 4, seed=3)
+    slots = torch.tensor([[2, 0, 1, 3], [0, -1, 1, 2]])[torch.tensor([0, 1, 0, 1, 1])].int()[None, None]
+    wanted_keys, wanted_values, mass = slot_truth(x, k, v, kv, slots, 4, 0.3)
+    got = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.3, torch.zeros(1, 1, 4, dtype=torch.long), 4)
+    assert_near(got[0], wanted_keys, torch.float32)
+    assert_near(got[1], wanted_values, torch.float32)
+
+
 def test_a_group_without_a_slot_may_hold_anything():
     x, k, v = random(1, 1, 4, 32), random(1, 1, 60, 32, seed=1), random(1, 1, 60, 32, seed=2)
     kv = Partition.from_labels((torch.arange(60) // 20)[None, None], 3)

@@ -114,4 +114,4 @@ def lines(found: Estimate, code: Code | None) -> list[str]:
             f"instructions per 64 keys and warp: {own}; a plain dense kernel: {flash:.0f} "
             f"({own / flash:.2f} x)"
         )
-    return said + ["assumed:", *(f"- {line}" for line in ASSUMPTIONS)]
+    return [*said, "assumed:", *(f"- {line}" for line in ASSUMPTIONS)]

@@ -95,7 +95,12 @@ class TritonBackend(Backend):
         if demand.device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(demand.device)
             if (major, minor) < MIN_CAPABILITY:
-                found.append(f"sm_{major}{minor}: takes sm_80 and newer")
+                return [f"sm_{major}{minor}: takes sm_80 and newer"]
+            from ..self_test import first_use
+
+            failed = first_use(self, demand.device)
+            if failed:
+                found.append(failed)
         return found
 
     # The kernels are imported when they are first used, so that `import residua` needs no Triton.
@@ -186,10 +191,10 @@ class TritonBackend(Backend):
         keys, values = (self.group_major(x, kv.order) for x in (k, v))
         members, ends = (
             x.unflatten(0, near.shape[:2])
-            for x in sort_labels(near.flatten(0, 1), log_mass.shape[-1] - single)
+            for x in sort_labels(near.flatten(0, 1), max(1, log_mass.shape[-1] - single))
         )
         return slot_means(
-            anchors, keys, values, kv.offsets, members, ends, slots, log_mass, scale, v.shape[-1]
+            anchors, keys, values, kv.offsets, members, ends, slots, log_mass, scale, v.shape[-1], single
         )
 
     @entry

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # shared memory that one block may use, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-ARCHITECTURES = (80, 89, 90, 100)
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 MATRIX_INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync", "fma.rn.f32")
 
 

@@ -1,7 +1,7 @@
 """Lloyd steps: distance and argmin fused, so that the [N, C] distances never exist.
 
-Coordinates and centres are split into two parts of 16 bits each; three products of the parts keep 16 binary
-digits of a distance, which is plenty to tell the nearer of two centres. What is not finite counts as 0.
+Coordinates and centres are split into two parts of fp16 each; three products of the parts keep about as many
+digits as fp32. What is not finite counts as 0, and no coordinate as more than fp16 can hold.
 """
 
 # mypy: allow-untyped-defs
@@ -19,14 +19,15 @@ from .sort import sort_labels
 
 @triton.jit
 def only_finite(x):
-    return tl.where(tl.abs(x) < float("inf"), x, 0.0)
+    x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+    return tl.minimum(tl.maximum(x, -60000.0), 60000.0)
 
 
 @triton.jit
 def centres_kernel(
     CENTRES,  # [G, C, R] fp32
-    HIGH,  # [G, C, BR] bf16, zeros behind column R
-    LOW,  # [G, C, BR] bf16: what HIGH leaves
+    HIGH,  # [G, C, BR] fp16, zeros behind column R
+    LOW,  # [G, C, BR] fp16: what HIGH leaves
     HALF,  # [G, C] fp32: half the squared length
     count,
     R: tl.constexpr,
@@ -39,17 +40,17 @@ def centres_kernel(
     c = only_finite(
         tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=here & (dims < R)[None, :], other=0.0)
     )
-    high = c.to(tl.bfloat16)
+    high = c.to(tl.float16)
     tl.store(HIGH + ids[:, None] * BR + dims[None, :], high, mask=here)
-    tl.store(LOW + ids[:, None] * BR + dims[None, :], (c - high.to(tl.float32)).to(tl.bfloat16), mask=here)
+    tl.store(LOW + ids[:, None] * BR + dims[None, :], (c - high.to(tl.float32)).to(tl.float16), mask=here)
     tl.store(HALF + ids, tl.sum(c * c, 1) * 0.5, mask=ids < count)
 
 
 @triton.jit
 def assign_kernel(
     X,  # [G, N, R] fp32
-    HIGH,  # [G, C, BR] bf16
-    LOW,  # [G, C, BR] bf16
+    HIGH,  # [G, C, BR] fp16
+    LOW,  # [G, C, BR] fp16
     HALF,  # [G, C] fp32
     VALID,  # [G, N] uint8, or any pointer
     LABELS,  # [G, N] int64
@@ -72,8 +73,8 @@ def assign_kernel(
     HALF += group * C
     mask = (rows < N)[:, None] & (dims < R)[None, :]
     x = only_finite(tl.load(X + (group * N + rows)[:, None] * R + dims[None, :], mask=mask, other=0.0))
-    high = x.to(tl.bfloat16)
-    low = (x - high.to(tl.float32)).to(tl.bfloat16)
+    high = x.to(tl.float16)
+    low = (x - high.to(tl.float32)).to(tl.float16)
     best = tl.full([BN, BC], float("inf"), tl.float32)
     tile = tl.zeros([BN, BC], tl.int32)
     for start in range(0, C, BC):
@@ -112,7 +113,7 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
     if labels.numel() == 0:
         return labels
     number, width = centres.shape[1], padded(rank)
-    high = torch.empty(groups, number, width, dtype=torch.bfloat16, device=x.device)
+    high = torch.empty(groups, number, width, dtype=torch.float16, device=x.device)
     low, half = torch.empty_like(high), torch.empty(groups, number, dtype=torch.float32, device=x.device)
     centres_kernel[(cdiv(groups * number, 32),)](
         centres.contiguous(), high, low, half, groups * number, R=rank, BC=32, BR=width, num_warps=4

@@ -14,6 +14,7 @@ if interpreting():
 
     widen_bf16_products()
 
+NEWEST = 90  # the architecture that is assumed without a device to ask
 FALLBACK_PROCESSORS = 108  # without a device to ask (interpreter, compile gate): an A100
 
 
@@ -43,13 +44,16 @@ def precision(dtype: torch.dtype, width: int) -> str:
 
 
 def architecture() -> int:
-    """Compute capability of the GPU that kernels are compiled for now, as in sm_90; the interpreter runs what
-    the newest would."""
+    """Compute capability of the GPU that kernels are compiled for now, as in sm_90. Without one (interpreter,
+    tensors without memory) what an H100 would run is taken."""
     if interpreting():
-        return 90
+        return NEWEST
     from triton.runtime import driver
 
-    return int(driver.active.get_current_target().arch)
+    try:
+        return int(driver.active.get_current_target().arch)
+    except RuntimeError:  # Triton finds no driver
+        return NEWEST
 
 
 def processors(x: Tensor) -> int:

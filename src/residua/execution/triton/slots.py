@@ -106,9 +106,11 @@ def slots_kernel(
                 own = ((slot >= 0) & (slot < single) & (mass != -float("inf")))[:, None]
                 tl.store(OUT_K + at * D + dims[None, :], own_k / 4096, mask=own & (dims < D)[None, :])
                 tl.store(OUT_V + at * DV + cols[None, :], own_v / 4096, mask=own & (cols < DV)[None, :])
+        # without shared slots there is one neighbourhood all the same, of groups with slots of their own
         at = (row * T + single + hood)[:, None]
-        tl.store(OUT_K + at * D + dims[None, :], shared_k / 4096, mask=here[:, None] & (dims < D)[None, :])
-        tl.store(OUT_V + at * DV + cols[None, :], shared_v / 4096, mask=here[:, None] & (cols < DV)[None, :])
+        shared = (here & (single + hood < T))[:, None]
+        tl.store(OUT_K + at * D + dims[None, :], shared_k / 4096, mask=shared & (dims < D)[None, :])
+        tl.store(OUT_V + at * DV + cols[None, :], shared_v / 4096, mask=shared & (cols < DV)[None, :])
     # slots of nobody's: zeros
     per_part = (single + parts - 1) // parts
     for slot in range(part * per_part, tl.minimum(part * per_part + per_part, single)):
@@ -144,6 +146,7 @@ def slot_means(
     log_mass: Tensor,
     scale: float,
     value_dim: int,
+    single: int,
 ) -> tuple[Tensor, Tensor]:
     """anchors [B, H, Cq, D], keys and values [B, Hkv, Nk, padded] group-major, offsets [B, Hkv, Ck + 1],
     members [B, Hkv, Ck] and ends [B, Hkv, hoods + 1] (groups by neighbourhood), slots [B, H, Cq, Ck] int32,
@@ -176,7 +179,7 @@ def slot_means(
         slots.shape[-1],
         count,
         room,
-        room - hoods,
+        single,
         hoods,
         cdiv(hoods, parts),
         tiles,

@@ -42,16 +42,16 @@ def small_kmeans_kernel(
     for _ in range(0, steps):
         c = only_finite(tl.load(at, mask=mask, other=0.0))
         half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
-        c_high = c.to(tl.bfloat16)
-        c_low = (c - c_high.to(tl.float32)).to(tl.bfloat16)
+        c_high = c.to(tl.float16)
+        c_low = (c - c_high.to(tl.float32)).to(tl.float16)
         sums = tl.zeros([BC, BR], tl.float32)
         sizes = tl.zeros([BC], tl.int32)
         for first in tl.range(0, N, BN, num_stages=1):
             rows = first + tl.arange(0, BN)
             x_mask = (rows < N)[:, None] & (dims < R)[None, :]
             x = only_finite(tl.load(X + rows[:, None] * R + dims[None, :], mask=x_mask, other=0.0))
-            high = x.to(tl.bfloat16)
-            low = (x - high.to(tl.float32)).to(tl.bfloat16)
+            high = x.to(tl.float16)
+            low = (x - high.to(tl.float32)).to(tl.float16)
             products = tl.dot(c_high, tl.trans(high))  # [BC, BN]
             products = tl.dot(c_low, tl.trans(high), products)
             distance = half[:, None] - tl.dot(c_high, tl.trans(low), products)
@@ -59,8 +59,9 @@ def small_kmeans_kernel(
             label = tl.min(tl.where(distance == least[None, :], ids[:, None], C), 0)
             label = tl.where(least == float("inf"), 0, label)
             mine = (ids[:, None] == label[None, :]) & (rows < N)[None, :]
-            sums = tl.dot(mine.to(tl.bfloat16), high, sums)
-            sums = tl.dot(mine.to(tl.bfloat16), low, sums)
+            one_hot = mine.to(tl.float32).to(tl.float16)
+            sums = tl.dot(one_hot, high, sums)
+            sums = tl.dot(one_hot, low, sums)
             sizes += tl.sum(mine.to(tl.int32), 1)
             tl.store(LABELS + head * N + rows, label.to(tl.int64), mask=rows < N)
         means = sums / tl.maximum(sizes, 1).to(tl.float32)[:, None]

@@ -9,13 +9,17 @@ the package and `residua doctor` prints it.
 from __future__ import annotations
 
 import platform
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
+HOME = "https://github.com/residua/residua"
+RAW = "https://raw.githubusercontent.com/residua/residua"
 SOURCES = Path("src/residua/execution/native/src")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread"]
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own AVX-512 headers
@@ -87,7 +91,26 @@ class BuildNative(build_ext):
         return [str(path if path.exists() else path.with_suffix(".txt")) for path in libraries]
 
 
+class PlatformWheel(bdist_wheel):
+    """One wheel per platform for every Python 3: the library knows nothing of Python's ABI."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+def readme() -> str:
+    """The README with absolute addresses: its images and links also work outside the repository."""
+    version = re.search(r'^__version__ = "(.+)"$', Path("src/residua/__init__.py").read_text(), re.MULTILINE)
+    assert version, "src/residua/__init__.py has no __version__"
+    tag = f"v{version[1]}"
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\g<1>{RAW}/{tag}/", text)
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\g<1>{HOME}/blob/{tag}/", text)
+
+
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             "residua.execution.native._native",
@@ -96,5 +119,5 @@ setup(
             language="c++",
         )
     ],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"bdist_wheel": PlatformWheel, "build_ext": BuildNative},
 )

@@ -1,5 +1,4 @@
-"""The whole call: recomputed stage by stage in fp64, dense at density 1, and calls at the edge of sense
-(trials 1-4, 7, 9, 12)."""
+"""The whole call: recomputed stage by stage in fp64, dense at density 1, and calls at the edge of sense."""
 
 from __future__ import annotations
 

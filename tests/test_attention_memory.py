@@ -1,5 +1,5 @@
 """Never N x N, never [N, C] for all heads: long calls in a process of their own, and its peak memory as the
-system counts it (trials 5 and 20, scaled down)."""
+system counts it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 pytest.importorskip("resource")
 

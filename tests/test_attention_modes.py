@@ -1,4 +1,4 @@
-"""Autocast, inference mode, no_grad and inputs that require gradients (trial 23)."""
+"""Autocast, inference mode, no_grad and inputs that require gradients."""
 
 from __future__ import annotations
 

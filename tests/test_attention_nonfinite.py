@@ -1,5 +1,5 @@
-"""NaN and Inf pass as they do through dense attention: the same rows are lost, no others, and nothing hangs
-(trials 10 and 11)."""
+"""NaN and Inf pass as they do through dense attention: the same rows are lost, no others,
+and nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bit-identical repeats, whatever the threads, and a global RNG that nobody touches (trials 18 and 19)."""
+"""Bit-identical repeats, whatever the threads, and a global RNG that nobody touches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fifty_repeats(dtype):
     tensors = qkv(1, 2, 1, 200, dtype=dtype)
@@ -26,6 +27,7 @@ def test_fifty_repeats(dtype):
     assert all(torch.equal(first, attention(*tensors, small())) for _ in range(50))
 
 
+@pytest.mark.slow
 def test_fifty_warm_repeats():
     tensors = qkv(1, 2, 1, 200)
 
@@ -38,6 +40,7 @@ def test_fifty_warm_repeats():
     assert all(torch.equal(first, second_step()) for _ in range(50))
 
 
+@pytest.mark.slow
 def test_one_and_two_threads(threads):
     """Repeats are bit-identical with any number of threads; between the two the BLAS library may round
     differently, but the same pairs are evaluated."""

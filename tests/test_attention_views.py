@@ -1,4 +1,4 @@
-"""Strided, expanded, sliced and far-reaching views give what contiguous tensors give (trials 13 and 14)."""
+"""Strided, expanded, sliced and far-reaching views give what contiguous tensors give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of user tensors (trials 15, 16, 23): what is refused, and that the message names the way out."""
+"""The judge of user tensors: what is refused, and that the message names the way out."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from oracle import choose_probes, masked_attention, normal, qkv, small
 
 from residua import InputError
-from residua.execution.backend import Backend
+from residua.execution.backend import Backend, backends
 from residua.grouping import group_tokens
 from residua.inputs import validate
-from residua.probes import coverage_weights, select, take_probes
+from residua.probes import coverage_weights, select, take_probes, visiting_order
 from residua.sizing import resolve
 
 
@@ -21,7 +21,7 @@ from residua.sizing import resolve
 def test_stratified_selection_is_the_papers(count, seed):
     coordinates = normal(2, 2, 200, 5, seed=seed)
     labels = torch.randint(0, 12, (2, 2, 200), generator=torch.Generator().manual_seed(seed))
-    rows, weights = select(coordinates, labels, 12, count, backend=Backend())
+    rows, weights = select(coordinates, labels, 12, count, order="index", backend=Backend())
     for b in range(2):
         for h in range(2):
             wanted = choose_probes(coordinates[b, h], labels[b, h].tolist(), 12, count)
@@ -154,10 +154,60 @@ def test_probes_are_dense_rows_and_never_exact_queries(dtype):
     call = validate(q, k, v, exact_queries=[(0, 10), (50, 60)], pinned_keys=(0, 4), key_mask=mask)
     config = small()
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
-    probes = take_probes(call, grouping, 16, "stratified", Backend())
+    probes = take_probes(call, grouping, 16, "stratified", "spread", Backend())
     dense, _ = masked_attention(q, k, v, mask[:, None, None])
     rows = probes.rows
     assert not ((rows < 10) | ((rows >= 50) & (rows < 60))).any()
     wanted = torch.take_along_dim(dense, rows[..., None], 2)
     assert probes.exact.dtype == torch.float32
     assert torch.allclose(probes.exact.double(), wanted, atol=1e-5)
+
+
+ORDERS = ["spread", "largest", "index"]
+
+
+@pytest.mark.parametrize("backend", [Backend(), *(b for b in backends().values() if b.name == "native")])
+def test_probes_span_the_sequence_when_groups_outnumber_them(backend):
+    """Groups follow each other in the video; with 300 of them and 64 probes, visiting by index sees the first
+    fifth only."""
+    if backend.unavailable():
+        pytest.skip(backend.unavailable())
+    labels = (torch.arange(6000) * 300 // 6000).view(1, 1, 6000)
+    found = {
+        order: select(normal(1, 1, 6000, 4), labels, 300, 64, order=order, backend=backend)[0][0, 0]
+        for order in ("spread", "index")
+    }
+    assert found["index"].max() < 6000 * 64 / 300
+    gaps = found["spread"].sort().values.diff()
+    assert found["spread"].min() < 200 and found["spread"].max() > 5800 and gaps.max() < 3 * 6000 / 64
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(st.integers(0, 10_000), st.integers(1, 80), st.integers(1, 20))
+def test_every_order_visits_every_group_once(order, seed, tokens, groups):
+    labels = torch.randint(-1, groups, (2, 2, tokens), generator=torch.Generator().manual_seed(seed))
+    turn = visiting_order(labels, groups, order)
+    assert torch.equal(turn.sort(-1).values, torch.arange(groups).expand(2, 2, groups))
+    rows, weights = select(
+        normal(2, 2, tokens, 3, seed=seed), labels, groups, tokens, order=order, backend=Backend()
+    )
+    assert torch.equal(rows.sort(-1).values, torch.arange(tokens).expand(2, 2, tokens))
+    assert torch.allclose(weights.sum(-1), (labels >= 0).sum(-1).float())
+
+
+def test_the_largest_groups_come_first():
+    labels = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3]).view(1, 1, 8)
+    rows, _ = select(normal(1, 1, 8, 2), labels, 4, 3, order="largest", backend=Backend())
+    assert labels[0, 0, rows[0, 0]].tolist() == [2, 1, 3]
+
+
+def test_with_as_many_probes_as_groups_the_order_changes_nothing():
+    labels = torch.randint(0, 12, (2, 2, 200), generator=torch.Generator().manual_seed(3))
+    found = [select(normal(2, 2, 200, 4), labels, 12, 12, order=order, backend=Backend()) for order in ORDERS]
+    for rows, _ in found:
+        assert torch.equal(rows.sort(-1).values, found[0][0].sort(-1).values)
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(InputError, match="wanted 'spread', 'largest' or 'index'"):
+        visiting_order(torch.zeros(1, 1, 4, dtype=torch.long), 1, "random")

@@ -1,4 +1,4 @@
-"""Cell scores against naive sums; the budget: exact, greedy by mass per pair, stable (trials 6, 9, 19)."""
+"""Cell scores against naive sums; the budget: exact, greedy by mass per pair, stable."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from making import grouped_call
 from oracle import normal, qkv, small
 
-from residua import Partition
+from residua import Config, Partition, attention
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
 from residua.inputs import validate
+from residua.reconstruction import RECONSTRUCTIONS
 from residua.routing import cell_scores, pair_budget, route_cells
 from residua.sizing import resolve
 
@@ -245,3 +247,46 @@ def test_labels_permuted_with_the_groups_give_the_same_pairs():
     second = Backend().spend(log_share[..., names], query_sizes, kv_sizes[..., names], budget)
     assert torch.equal(first[..., names], second)
     assert Partition.from_labels(torch.zeros(1, 1, 4, dtype=torch.long), 1).groups == 1
+
+
+def test_a_budget_per_query_group_gives_every_row_as_many_keys():
+    q, k, v = qkv(1, 2, 2, 300, 280)
+    config = small(density=0.3, budget_scope="query-group", reconstruction="none")
+    grouped = grouped_call(q, k, v, config)
+    route = RECONSTRUCTIONS["none"].route(grouped).route
+    kv_sizes = route.kv.sizes[:, :, None]  # [B, H, 1, Ck]
+    seen = (route.cells * kv_sizes).sum(-1)  # [B, H, Cq], keys of a row
+    wanted = 0.3 * 280
+    scores = cell_scores(grouped.call, grouped.grouping, "mass", grouped.backend)
+    worst_kept = torch.where(route.cells, scores, torch.inf).argmin(-1, keepdim=True)
+    without_last = seen - kv_sizes.expand_as(route.cells).gather(-1, worst_kept)[..., 0]
+    assert (seen >= wanted).all() and (without_last < wanted).all()
+    # the best cells of every group: nothing that is skipped scores higher than something kept
+    best_skipped = torch.where(route.cells, -torch.inf, scores).amax(-1)
+    assert (best_skipped <= torch.where(route.cells, scores, torch.inf).amin(-1)).all()
+
+
+def test_value_error_scores_a_group_by_mass_and_by_how_its_values_differ():
+    q, k, v = qkv(1, 4, 2, 90, 80)
+    mask = torch.arange(80)[None] < 70
+    grouped = grouped_call(q, k, v, small(reconstruction="none"), key_mask=mask)
+    found = cell_scores(grouped.call, grouped.grouping, "value-error", grouped.backend)
+    plain = cell_scores(grouped.call, grouped.grouping, "centroid", grouped.backend)
+    labels = grouped.grouping.kv.labels
+    for h in range(4):
+        for b in range(grouped.grouping.kv.groups):
+            values = v[0, h // 2][labels[0, h // 2] == b].double()
+            if len(values) < 2:  # nothing to differ from
+                continue
+            spread = (values - values.mean(0)).square().sum(-1).mean().sqrt()
+            assert torch.allclose(found[0, h, :, b], plain[0, h, :, b] + spread.log().float(), atol=1e-4)
+
+
+def test_what_the_authors_package_chooses():
+    q, k, v = qkv(1, 2, 2, 400, 400)
+    config = Config.authors(query_groups=12, kv_groups=20, probes=16, backend="portable")
+    out, receipt = attention(q, k, v, config, return_receipt=True)
+    assert out.isfinite().all() and 0.22 <= receipt.density < 0.35  # the crossing cell of every group
+    given = Config.authors()
+    assert (given.query_groups, given.kv_groups, given.probe_order) == (300, 1000, "largest")
+    assert (given.score, given.budget_scope, given.reconstruction) == ("value-error", "query-group", "probe")

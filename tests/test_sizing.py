@@ -1,4 +1,4 @@
-"""Counts cut to what the tensors allow, with a note per cut (trials 3 and 9); the default group counts."""
+"""Counts cut to what the tensors allow, with a note per cut; the default group counts."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_steps_drift():
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("partition", ["response", "semantic"])
-def test_probe_repair_lowers_the_error_of_broad_heads(seed, partition):
+def test_reconstruction_lowers_the_error_of_broad_heads(seed, partition):
     q, k, v = call(CONCENTRATIONS["broad"], seed)
     dense, _ = masked_attention(q, k, v)
     config = residua.Config(backend="portable", partition=partition, key_rank=32, query_rank=32)
@@ -88,10 +88,13 @@ def test_probe_repair_lowers_the_error_of_broad_heads(seed, partition):
 
 @pytest.mark.parametrize("concentration", [0.0, 3.0, *CONCENTRATIONS.values(), 80.0, 1000.0])
 @pytest.mark.parametrize("density", [0.02, 0.22, 0.9])
-def test_repair_never_makes_the_output_non_finite(concentration, density):
+def test_extreme_heads_stay_bounded_in_every_precision(concentration, density):
+    """Uniform attention, one key per row, hardly any pairs: nothing runs away from hard drop."""
     q, k, v = call(concentration)
-    for dtype in (torch.float32, torch.float16):
-        out = residua.attention(
-            q.to(dtype), k.to(dtype), v.to(dtype), residua.Config(density=density, backend="portable")
-        )
-        assert out.isfinite().all()
+    dense, _ = masked_attention(q, k, v)
+    config = residua.Config(density=density, backend="portable")
+    dropped = row_errors(residua.attention(q, k, v, config.replace(reconstruction="none")), dense)[0]
+    full = row_errors(residua.attention(q, k, v, config), dense)[0]
+    half = row_errors(residua.attention(q.half(), k.half(), v.half(), config), dense)[0]
+    assert full <= 2.5 * dropped + 0.1
+    assert abs(half - full) <= 0.1 * full + 0.05

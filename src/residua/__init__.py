@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import logging
+import importlib
+import sys
+from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-from .accounting import Pairs, Receipt
-from .attention import attention
-from .config import Config
 from .errors import BackendError, InputError, IntegrationError, ResiduaError, RouteError
-from .sdpa import sdpa
-from .state import State
-from .types import Partition, Route, SummaryKeys
 
 if TYPE_CHECKING:
-    from .diffusers import accelerate
+    from .accounting import Pairs, Receipt
+    from .attention import attention
+    from .config import Config
+    from .diffusers.accelerate import accelerate
+    from .sdpa import sdpa
+    from .state import State
+    from .types import Partition, Route, SummaryKeys
 
 __version__ = "0.1.0"
 
@@ -37,17 +39,19 @@ __all__ = [
     "sdpa",
 ]
 
-logging.getLogger("residua").addHandler(logging.NullHandler())  # silent until the user configures logging
-
+# Public name -> the module that has it, imported when somebody asks: torch takes seconds, diffusers more, and
+# `residua --help` needs neither.
+_HOME = {
+    "Config": "config", "Pairs": "accounting", "Partition": "types", "Receipt": "accounting",
+    "Route": "types", "State": "state", "SummaryKeys": "types", "accelerate": "diffusers",
+    "attention": "attention", "sdpa": "sdpa",
+}  # fmt: skip
 _RENAMED = {"ExtraKeys": "SummaryKeys", "PlanError": "RouteError"}
 
 
 def __getattr__(name: str) -> _Any:
-    # diffusers takes seconds to import and is optional: only who asks for it pays for it
-    if name == "accelerate":
-        from .diffusers import accelerate
-
-        return accelerate
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
     if name in _RENAMED:
         raise AttributeError(f"residua.{name} is now called residua.{_RENAMED[name]}")
     raise AttributeError(f"module 'residua' has no attribute {name!r}")
@@ -55,3 +59,28 @@ def __getattr__(name: str) -> _Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+class _Package(_ModuleType):
+    """`residua.attention` and `residua.sdpa` are functions, although modules of these names are part of the
+    package: importing such a module would otherwise put it in the function's place."""
+
+    @property
+    def attention(self) -> _Any:
+        return __getattr__("attention")
+
+    @attention.setter
+    def attention(self, module: _ModuleType) -> None:
+        """Called by the import of the module; the function stays."""
+
+    @property
+    def sdpa(self) -> _Any:
+        return __getattr__("sdpa")
+
+    @sdpa.setter
+    def sdpa(self, module: _ModuleType) -> None:
+        """Called by the import of the module; the function stays."""
+
+
+if not TYPE_CHECKING:
+    sys.modules[__name__].__class__ = _Package

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import json_text
 from .config import Config
 from .reconstruction import RECONSTRUCTIONS, Choice
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
-MAX_BESIDE = 0.35  # a receipt has a note if work beside the pairs is more than this share of the cost
+MAX_BESIDE = 0.6  # a receipt has a note if work beside the pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # a receipt has a note if the estimated error is above this
 
 
@@ -37,7 +38,7 @@ class Pairs:
         """A part as a share of the possible pairs; 0 where nothing is possible."""
         value = getattr(self, part)
         if isinstance(self.possible, Tensor):
-            return value / self.possible.clamp(min=1)
+            return value.double() / self.possible.clamp(min=1)
         return value / self.possible if self.possible else 0.0
 
     def sum(self) -> Pairs:
@@ -68,6 +69,7 @@ class Receipt:
     always: str  # what is evaluated whatever the target is
     clamps: tuple[str, ...] = ()
     timings: Timings | None = None
+    probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -192,9 +194,9 @@ class Receipt:
         return repr(facts)  # NaN equals itself here
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Plain values for JSON; None for what is not finite."""
         parts = ("routed", "probe", "pinned", "exact", "total", "possible")
-        return {
+        told = {
             "target": self.target,
             "density": self.density,
             "cost": self.cost,
@@ -214,6 +216,11 @@ class Receipt:
             "notes": list(self.notes),
             "seconds": None if self.timings is None else dict(self.timings.seconds),
         }
+        return json_text.finite_only(told)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The receipt as JSON."""
+        return json_text.dumps(self.to_dict(), indent)
 
 
 def count_pairs(call: Call, route: Route | None, probes: int) -> Pairs:
@@ -236,7 +243,7 @@ class Outcome:
     """What a sparse call did, for its receipt."""
 
     route: Route
-    probes: int  # rows per head
+    probe_rows: Tensor | None  # [B, H, M], computed exactly; None: no row was
     allowed: Tensor  # [B, H] fp64, the density that each head might spend
     costs: Callable[[], Mapping[str, Tensor]]  # [B, H] each: work beside the pairs, in pair equivalents
     error: Tensor | None  # [B, H], estimated
@@ -253,7 +260,8 @@ def write_receipt(
     if call.exact_queries.count or call.pinned_keys.count:
         always = "exact rows, pinned keys and one cell per query group are always evaluated"
     route = None if outcome is None else outcome.route
-    pairs = count_pairs(call, route, 0 if outcome is None else outcome.probes)
+    probe_rows = None if outcome is None else outcome.probe_rows
+    pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])
     everything = torch.ones_like(pairs.possible, dtype=torch.float64)
     return Receipt(
         target=config.density,
@@ -270,4 +278,5 @@ def write_receipt(
         always=always,
         clamps=() if outcome is None else outcome.notes,
         timings=timings,
+        probe_rows=probe_rows,
     )

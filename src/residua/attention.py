@@ -11,6 +11,7 @@ from . import budget
 from .accounting import Outcome, Receipt, write_receipt
 from .config import Config
 from .execution.backend import Backend, Demand, choose_backend
+from .extremes import give_back, tame
 from .grouping.partition import group_tokens
 from .inputs import Spans, refuse_settings, refuse_unsupported, validate
 from .reconstruction import RECONSTRUCTIONS, GroupedCall
@@ -50,12 +51,12 @@ def sparse_attention(
     if state:
         state.remember(call, config, sizes, grouping)
         budget.learn(state, grouped, verdict, method)
-    probes = verdict.probes.rows.shape[-1] if verdict.probes else 0
+    probe_rows = verdict.probes.rows if verdict.probes else None
     # counted only if a receipt is asked for
     costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
     warm = start is not None
     notes = (*sizes.notes, *notes)
-    return out, Outcome(verdict.route, probes, allowed, costs, error, verdict.choice, warm, notes)
+    return out, Outcome(verdict.route, probe_rows, allowed, costs, error, verdict.choice, warm, notes)
 
 
 @overload
@@ -115,10 +116,12 @@ def attention(
     backend = choose_backend(config.backend, Demand.of(call))
     stopwatch = Stopwatch(profile, q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
+        call, power = tame(call, backend)
         if call.routable:
             out, outcome = sparse_attention(call, config, state, backend, stopwatch)
         else:
             out, outcome = exact_attention(call, backend), None
+        out = give_back(out, call, power, passes_on=config.reconstruction != "none")
     if not return_receipt:
         return out
     return out, write_receipt(call, config, backend.name, stopwatch.timings, outcome)

@@ -17,12 +17,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SCORES = ("mass", "centroid")
+SCORES = ("mass", "centroid", "value-error")
+METRIC_SPACINGS = ("golden", "even")
+BUDGET_SCOPES = ("head", "query-group")
+PROBE_ORDERS = ("spread", "largest", "index")
 PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
 READS_LOW = ("stratified",)  # policies whose rows are easier than the others: no unbiased error estimate
 MAX_TOML_BYTES = 1 << 20
 
 
+# A head that would need more than this of a shared budget is better off dense.
+MAX_BALANCED_DENSITY = 0.6
 # Settings that had another name, and the name they have now.
 RENAMED = {"repair": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
 
@@ -41,25 +46,35 @@ class Config:
         max_error: A bound on the estimated mean relative row error of every head. Each head then spends what
             keeps it below the bound, `density` is the most it may spend, and a head that cannot be kept below
             runs dense. None: no bound.
-        balance: Moves the budget between the heads of a call to where the error is.
-        query_groups: Groups of queries per head; None: by token count (`residua.sizing.default_groups`).
-        kv_groups: Groups of keys and values per head; None: by token count.
+        balance: Whether heads share the budget: `density` is then their mean, and pairs go to the heads in
+            which they take off the most error. Layers share it too if their states do (`State(shared)`). A
+            `max_error` beside it is a guard: a head above it may spend more than its part.
+        query_groups: Groups of queries per head; None: by token count, and by density where a summary is made
+            of what is skipped (`residua.sizing`).
+        kv_groups: Groups of keys and values per head; None: likewise.
         key_rank: Dimensions in which keys are compared.
         query_rank: Dimensions in which queries are compared.
         metric_rows: Query rows that show how queries respond to keys.
+        metric_spacing: How these rows are spaced: by the "golden" ratio, or "even", which may alias with the
+            picture's width.
         kmeans_cold: K-means steps of the first call of a run.
         kmeans_warm: K-means steps of later calls, which start from the groups of the call before.
         partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
-        score: How cells are scored: "mass" (exact over the keys of a group) or "centroid".
+        score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (all keys at the
+            group's centroid), or "value-error" ("centroid" times how far values lie from their centroid).
+        budget_scope: Whether the pairs of a "head" go to its best cells wherever they are, or every
+            "query-group" gets as many keys; the cell that crosses its budget is then kept too.
         probes: Query rows per head that are computed exactly.
         probe_policy: How they are placed: "stratified", "random", "uniform" or "scattered"; None: the
             reconstruction's own way.
+        probe_order: In which order stratified probes visit the query groups: "spread", "largest" or "index".
         residual_rank: Rank of the fitted map; "probe" only.
         ridge: Strength of the fit's ridge penalty; "probe" only.
         subspace: Whether the fit is restricted to the leading directions of the residuals; "probe" only.
         summary_slots: Keys per query group that stand for skipped groups; "anchored" and "tail" only; None:
-            by token count.
-        drift_rank: Directions in which the summary follows a row away from its anchor; "anchored" only.
+            by token count and density.
+        drift_rank: Directions in which the summary follows a row away from its anchor; "anchored" only; None:
+            by token count and density.
         backend: Name of a backend, or "auto" for the best one that takes the call.
         check_finite: Whether NaN or Inf in the input raises instead of being passed on.
     """
@@ -73,17 +88,20 @@ class Config:
     key_rank: int = 48
     query_rank: int = 64
     metric_rows: int = 2048
+    metric_spacing: str = "golden"
     kmeans_cold: int = 25
     kmeans_warm: int = 2
     partition: str = "response"
     score: str = "mass"
+    budget_scope: str = "head"
     probes: int = 64
     probe_policy: str | None = None
+    probe_order: str = "spread"
     residual_rank: int = 16
     ridge: float = 0.1
     subspace: bool = True
     summary_slots: int | None = None
-    drift_rank: int = 16
+    drift_rank: int | None = None
     backend: str = "auto"
     check_finite: bool = False
 
@@ -97,7 +115,25 @@ class Config:
         Returns:
             A Config.
         """
-        return cls(**{"reconstruction": "probe", **changes})
+        return cls(**{"reconstruction": "probe", "metric_spacing": "even", **changes})
+
+    @classmethod
+    def authors(cls, **changes: Any) -> Config:
+        """The paper's method with what the authors' own package chooses where the paper is silent: 300 query
+        and 1000 K/V groups for every model, largest groups probed first, as many keys for every query group,
+        cells scored by mass times value error (docs/decisions/0010-what-the-paper-leaves-open.md).
+
+        Args:
+            **changes: Settings that differ from theirs.
+
+        Returns:
+            A Config.
+        """
+        theirs = {
+            "query_groups": 300, "kv_groups": 1000, "probe_order": "largest", "score": "value-error",
+            "budget_scope": "query-group",
+        }  # fmt: skip
+        return cls.paper(**{**theirs, **changes})
 
     @property
     def skips_nothing(self) -> bool:
@@ -112,6 +148,18 @@ class Config:
         return not self.skips_nothing and RECONSTRUCTIONS[self.reconstruction].probe_policy is not None
 
     @property
+    def summarises(self) -> bool:
+        """Whether skipped groups are summarised by keys that rows attend to."""
+        from .reconstruction import RECONSTRUCTIONS
+
+        return RECONSTRUCTIONS[self.reconstruction].all_in
+
+    @property
+    def ceiling(self) -> float:
+        """The most that a head may spend before an error bound makes it dense."""
+        return max(self.density, MAX_BALANCED_DENSITY) if self.balance else self.density
+
+    @property
     def moves_budget(self) -> bool:
         """Whether what a head may spend depends on the errors of earlier calls."""
         return self.max_error is not None or self.balance
@@ -122,7 +170,8 @@ class Config:
         for name in ("key_rank", "query_rank", "metric_rows", "kmeans_cold", "kmeans_warm", "residual_rank"):
             _integer(self, name, least=1)
         _integer(self, "probes", least=0)
-        _integer(self, "drift_rank", least=0)
+        if self.drift_rank is not None:
+            _integer(self, "drift_rank", least=0)
         for name in ("query_groups", "kv_groups", "summary_slots"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
@@ -131,6 +180,9 @@ class Config:
 
         _choice(self, "partition", tuple(PARTITIONERS))
         _choice(self, "score", SCORES)
+        _choice(self, "metric_spacing", METRIC_SPACINGS)
+        _choice(self, "budget_scope", BUDGET_SCOPES)
+        _choice(self, "probe_order", PROBE_ORDERS)
         _choice(self, "reconstruction", tuple(RECONSTRUCTIONS))
         if self.probe_policy is not None:
             _choice(self, "probe_policy", PROBE_POLICIES)
@@ -139,7 +191,13 @@ class Config:
                 raise InputError(f"Config.{name}={getattr(self, name)!r}: wanted true or false")
         if not isinstance(self.backend, str):
             raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'portable'")
-        self._check_estimate(RECONSTRUCTIONS[self.reconstruction].all_in)
+        summarised = RECONSTRUCTIONS[self.reconstruction].all_in
+        if summarised and self.score == "value-error":
+            raise InputError(
+                f"Config.score='value-error' with reconstruction={self.reconstruction!r}: a summary needs "
+                "the mass of what is skipped; use score='mass', or reconstruction='probe' or 'none'"
+            )
+        self._check_estimate(summarised)
 
     def _check_estimate(self, estimates: bool) -> None:
         """Moving a budget needs an error estimate from rows that no fit has seen."""
@@ -157,8 +215,6 @@ class Config:
                     f"Config.{name} with probe_policy={self.probe_policy!r}: rows near the middle of their "
                     "groups make the estimated error read 2 to 4 times too low; leave probe_policy out"
                 )
-        if self.max_error is not None and self.balance:
-            raise InputError("Config.max_error and Config.balance both move the budget: give one of them")
 
     def replace(self, **changes: Any) -> Config:
         """A copy with some settings changed, checked again.

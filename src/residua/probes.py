@@ -8,6 +8,7 @@ from torch import Tensor
 from .errors import InputError
 from .execution.backend import Backend
 from .execution.plain.grouping import count_labels
+from .golden import spread_order
 from .types import Call, Grouping, Probes
 
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
@@ -21,13 +22,15 @@ def select(
     policy: str = "stratified",
     generator: torch.Generator | None = None,
     *,
+    order: str = "spread",
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
     """Chooses `count` distinct rows per head, at most all. Where fewer rows than that have a group, the rest
     is filled with rows of weight 0.
 
-    "stratified" visits the groups in turn and takes from each the row nearest to the group's mean that is
-    not taken yet (ties: the lower row index); "uniform" spaces rows evenly over the sequence; "random" draws
+    "stratified" visits the groups in turn, in the order that `order` names (see `visiting_order`), and takes
+    from each the row nearest to the group's mean that is not taken yet (ties: the lower row index); "uniform"
+    spaces rows evenly over the sequence; "random" draws
     them from `generator` (default: one with a fixed seed); "scattered" cuts the rows, sorted by group, into
     `count` equal parts and draws one of each.
 
@@ -36,14 +39,19 @@ def select(
     """
     count = min(count, labels.shape[-1])
     if policy == "stratified":
-        rows = backend.central_rows(coordinates, labels, groups, count)
+        turn = visiting_order(labels, groups, order)  # [B, H, groups]
+        visited = torch.where(labels < 0, labels, turn.gather(-1, labels.clamp(min=0)))
+        rows = backend.central_rows(coordinates, visited, groups, count)
     elif policy == "uniform":
         candidates = (labels < 0).to(torch.uint8).argsort(dim=-1, stable=True)  # those with a group first
         among = (labels >= 0).sum(-1, keepdim=True).clamp(min=count)
         rows = candidates.gather(-1, torch.arange(count, device=labels.device) * among // max(1, count))
     elif policy == "random":
         generator = generator or torch.Generator().manual_seed(0)
-        drawn = torch.rand(labels.shape, generator=generator, device=generator.device).to(labels.device)
+        # the same for every batch entry: what one does must not depend on the others beside it
+        drawn = torch.rand(
+            labels.shape[1:], generator=generator, dtype=torch.float32, device=generator.device
+        ).to(labels.device)
         rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
     elif policy == "scattered":
         found = backend.sort_groups(labels, groups)
@@ -51,6 +59,31 @@ def select(
     else:
         raise InputError(f"policy={policy!r}: wanted 'stratified', 'uniform', 'random' or 'scattered'")
     return rows, coverage_weights(rows, labels, groups)
+
+
+def visiting_order(labels: Tensor, groups: int, order: str) -> Tensor:
+    """The place of every group in the order in which stratified probes visit the groups. It decides which
+    groups have a probe where there are more groups than probes.
+
+    Args:
+        labels: [B, H, N], the group of every row, or -1.
+        groups: How many groups there are.
+        order: "spread" over the group index by the golden ratio: neighbours by index are neighbours in the
+            video, so the first probes already span it; "largest" groups first; or by "index".
+
+    Returns:
+        [B, H, groups] int64, a permutation of range(groups) for every head.
+    """
+    index = torch.arange(groups, device=labels.device)
+    if order == "index":
+        return index.expand(*labels.shape[:-1], groups)
+    if order == "spread":
+        first = spread_order(groups, labels.device)  # [groups], in visiting order
+        return torch.empty_like(index).scatter_(0, first, index).expand(*labels.shape[:-1], groups)
+    if order == "largest":
+        first = count_labels(labels, groups).argsort(dim=-1, descending=True, stable=True)
+        return torch.empty_like(first).scatter_(-1, first, index.expand_as(first))
+    raise InputError(f"order={order!r}: wanted 'spread', 'largest' or 'index'")
 
 
 def _scattered(
@@ -79,19 +112,21 @@ def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
     chosen = labels.gather(-1, rows)  # [B, H, M]
     probes = count_labels(chosen, groups)
     group = chosen.clamp(min=0)
-    weights = sizes.gather(-1, group) / probes.gather(-1, group).clamp(min=1)
+    weights = sizes.gather(-1, group).float() / probes.gather(-1, group).clamp(min=1)
     return torch.where(chosen >= 0, weights, 0.0)
 
 
-def take_probes(call: Call, grouping: Grouping, count: int, policy: str, backend: Backend) -> Probes:
+def take_probes(
+    call: Call, grouping: Grouping, count: int, policy: str, order: str, backend: Backend
+) -> Probes:
     """Selects the probes among the free query rows and evaluates them against every key."""
-    rows, weights = place_probes(call, grouping, count, policy, backend)
+    rows, weights = place_probes(call, grouping, count, policy, order, backend)
     exact = backend.attend_rows(backend.gather_rows(call.q, rows), call.k, call.v, call.key_mask, call.scale)
     return Probes(rows, weights, exact)
 
 
 def place_probes(
-    call: Call, grouping: Grouping, count: int, policy: str, backend: Backend
+    call: Call, grouping: Grouping, count: int, policy: str, order: str, backend: Backend
 ) -> tuple[Tensor, Tensor]:
     """Rows among all query rows, and their weights; see `select`."""
     if policy == "scattered":
@@ -100,5 +135,5 @@ def place_probes(
         return _scattered(grouping.query.order, grouping.query.offsets[..., -1:], min(count, free), None)
     labels = call.free_queries.take(grouping.query.labels, 2)
     groups = grouping.query.groups
-    rows, weights = select(grouping.coordinates, labels, groups, count, policy, backend=backend)
+    rows, weights = select(grouping.coordinates, labels, groups, count, policy, order=order, backend=backend)
     return call.free_queries.index(call.q.device)[rows], weights

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from .errors import InputError
 
 
 class Named(Protocol):
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
 
 T = TypeVar("T", bound=Named)
@@ -38,10 +39,20 @@ class Registry(Mapping[str, T], Generic[T]):
             cls: A class with a `name` that takes no arguments.
 
         Returns:
-            The class, unchanged. A name that is taken is replaced: a user may register a better one.
+            The class, unchanged.
         """
-        self._known[cls.name] = cls()
+        self.add(cls())
         return cls
+
+    def add(self, one: T) -> None:
+        """Makes an instance known under its name.
+
+        Args:
+            one: An instance; a name that is taken raises ValueError (`remove` the other first).
+        """
+        if one.name in self._known:
+            raise ValueError(f"two of kind {self._kind} are called {one.name!r}")
+        self._known[one.name] = one
 
     def remove(self, name: str) -> None:
         """Forgets a registered name.

@@ -14,26 +14,50 @@ from .types import Call, Grouping, HeadCost, Route
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
     """Log of the attention mass of every K/V group at the centroid of every query group.
 
-    "mass" measures it exactly over the group's keys; "centroid" takes the group's centroid for all of them.
+    "mass" measures it exactly over the group's keys; "centroid" takes the group's centroid for all of them;
+    "value-error" is that times the root mean square distance of the group's values from their mean: what a
+    centroid could not stand for.
     -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
     """
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
     if score == "mass":
         mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
-        mass = centroid_mass(call, grouping)
+        mass = centroid_mass(call, grouping, backend)
+    if score == "value-error":
+        error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
+        mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
     # an infinite key may weigh nothing at a centroid and still decide a row
-    largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
-    broken = ~torch.isfinite(largest).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
+    broken = _broken_groups(call, grouping).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
     return torch.where(broken, torch.nan, mass)
 
 
-def centroid_mass(call: Call, grouping: Grouping) -> Tensor:
+def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
+    """K/V groups with NaN or Inf among their keys.  # [B, Hkv, Ck] bool"""
+    if call.broken_keys is None:
+        largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
+        return ~torch.isfinite(largest)
+    groups = grouping.kv.groups
+    index = grouping.kv.labels.remainder(groups + 1)  # padding goes to a spare last group
+    counts = torch.zeros(*index.shape[:2], groups + 1, dtype=torch.long, device=index.device)
+    return counts.scatter_add_(-1, index, call.broken_keys.long())[..., :groups] > 0
+
+
+def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
     for an empty one.  # [B, H, Cq, Ck] fp32"""
     centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
-    return call.scale * grouping.anchors @ centroids.mT + sizes.log()[..., None, :]
+    return call.scale * backend.matmul(grouping.anchors, centroids.mT) + sizes.float().log()[..., None, :]
+
+
+def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    """Root mean square distance of the values of each K/V group from their mean.  # [B, Hkv, Ck] fp32"""
+    means = backend.group_means(call.v, grouping.kv)  # [B, Hkv, Ck, Dv]
+    group = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
+    off = call.v.float() - backend.gather_rows(means, group)
+    square = backend.group_means(off.square().sum(-1, keepdim=True), grouping.kv)
+    return square[..., 0].sqrt()
 
 
 def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
@@ -81,29 +105,57 @@ def keep_all(call: Call, grouping: Grouping) -> Route:
     return Route(grouping.query, grouping.kv, _occupied(call, grouping), grouping.pinned_groups)
 
 
-def keep_best(call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, backend: Backend) -> Route:
-    """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys.
+def keep_best(
+    call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend
+) -> Route:
+    """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys,
+    and groups with NaN or Inf among their keys, whatever they cost: dense attention passes them on.
 
-    log_mass [B, H, Cq, Ck] as from `cell_scores`
+    log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """
-    return keep_best_each(call, grouping, log_mass, [budget], backend)[0]
+    return keep_best_each(call, grouping, log_mass, [budget], scope, backend)[0]
 
 
 def keep_best_each(
-    call: Call, grouping: Grouping, log_mass: Tensor, budgets: Sequence[Tensor], backend: Backend
+    call: Call,
+    grouping: Grouping,
+    log_mass: Tensor,
+    budgets: Sequence[Tensor],
+    scope: str,
+    backend: Backend,
 ) -> list[Route]:
     """`keep_best` for several budgets; the cells are ranked once."""
     # pinned groups are paid for already; their mass stays in the normaliser because it is a row's own
     broken = log_mass.isnan()
     log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
-    log_share = torch.where(broken, torch.nan, log_share)
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
-    found = backend.spend_each(log_share[..., :free], grouping.query.sizes, kv_sizes[..., :free], budgets)
+    log_share, kv_sizes = log_share[..., :free], kv_sizes[..., :free]
+    if scope == "head":
+        found = backend.spend_each(log_share, grouping.query.sizes, kv_sizes, budgets)
+    else:
+        found = torch.stack([_spend_per_group(log_share, grouping.query.sizes, kv_sizes, b) for b in budgets])
+    occupied = _occupied(call, grouping)
+    found |= (broken & occupied)[..., :free]
     if grouping.pinned_groups:
-        pinned = _occupied(call, grouping)[..., free:]
+        pinned = occupied[..., free:]
         found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
     return [Route(grouping.query, grouping.kv, cells, grouping.pinned_groups) for cells in found]
+
+
+def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+    """Cells by their score, query group by query group, until each has seen the same number of keys; the cell
+    that crosses this number is kept.  # [B, H, Cq, Ck] bool"""
+    keys = budget.double() / query_sizes.sum(-1).clamp(min=1)  # [B, H], of every row
+    score = torch.where(log_share.isnan(), torch.inf, log_share)
+    order = torch.where(kv_sizes[..., None, :] > 0, score, -torch.inf).argsort(
+        dim=-1, descending=True, stable=True
+    )
+    sizes = kv_sizes[..., None, :].expand_as(order).gather(-1, order)
+    before = sizes.cumsum(-1) - sizes
+    taken = (before < keys[..., None, None].clamp(min=1)) & (sizes > 0)
+    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
+    return kept & (query_sizes[..., None] > 0)
 
 
 def route_cells(
@@ -113,7 +165,8 @@ def route_cells(
     if density == 1.0:
         return keep_all(call, grouping)
     budget = pair_budget(call, density, probes)[:, None].expand(call.q.shape[:2])
-    return keep_best(call, grouping, cell_scores(call, grouping, score, backend), budget, backend)
+    log_mass = cell_scores(call, grouping, score, backend)
+    return keep_best(call, grouping, log_mass, budget, "head", backend)
 
 
 def _occupied(call: Call, grouping: Grouping) -> Tensor:

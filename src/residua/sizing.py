@@ -22,6 +22,16 @@ FEWEST_KV_GROUPS = 8
 SHORT_CALL_SLOTS = 64
 LONG_CALL_SLOTS = 128
 LONG_CALL = 16384
+DRIFT_RANK = 16
+# Below this density the summary carries the call: finer groups, paid for by a fixed part of the budget
+# (docs/decisions/0011-sizes-by-budget.md).
+LOW_DENSITY = 0.15
+ANCHOR_SHARE = 1 / 8  # query groups for every query that the budget pays a full row for
+MIN_QUERIES_PER_ANCHOR = 126
+KEYS_PER_SUMMARY_GROUP = 32
+MAX_SUMMARY_GROUPS = 512
+SLOT_SHARE = 0.15  # of the budget that may go into attending to the summary
+MANY_SLOTS, SOME_SLOTS, FEW_SLOTS = 128, 64, 32
 # With as many heads as this, and more heads than tokens, the two were probably exchanged.
 MANY_HEADS = 256
 
@@ -33,6 +43,7 @@ class Sizes:
     key_rank: int
     query_rank: int
     metric_rows: int
+    metric_spacing: str
     probes: int
     residual_rank: int
     single_slots: int  # summary keys of a query group that stand for one skipped K/V group each
@@ -49,6 +60,31 @@ def default_groups(queries: int, keys: int) -> tuple[int, int]:
         max(1, min(queries, max(fine_queries, round(queries / QUERIES_PER_GROUP)))),
         max(1, min(keys, max(fine_keys, round(keys / KEYS_PER_GROUP)))),
     )
+
+
+def summary_groups(queries: int, keys: int, density: float) -> tuple[int, int]:
+    """Group counts for that many free tokens where skipped groups are summarised: the same as by default at
+    ordinary densities, finer and by the budget at low ones."""
+    coarse = default_groups(queries, keys)
+    if density >= LOW_DENSITY:
+        return coarse
+    most = max(coarse[0], queries // MIN_QUERIES_PER_ANCHOR)
+    fine = max(FEWEST_QUERY_GROUPS, min(most, round(ANCHOR_SHARE * density * queries)))
+    return (
+        max(1, min(queries, fine)),
+        max(coarse[1], min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_SUMMARY_GROUP)),
+    )
+
+
+def summary_sizes(queries: int, density: float, cpu: bool) -> tuple[int, int]:
+    """Summary keys per query group, and drift rank."""
+    if density >= LOW_DENSITY:
+        return LONG_CALL_SLOTS if queries >= LONG_CALL else SHORT_CALL_SLOTS, DRIFT_RANK
+    affordable = SLOT_SHARE * density * queries
+    if affordable < 0.75 * MANY_SLOTS:
+        return (SOME_SLOTS if affordable > 0.85 * SOME_SLOTS else FEW_SLOTS), DRIFT_RANK
+    # On a GPU a drift of rank 32 does not fit the registers of the kernels.
+    return MANY_SLOTS, 2 * DRIFT_RANK if cpu else DRIFT_RANK
 
 
 def resolve(config: Config, call: Call) -> Sizes:
@@ -70,6 +106,9 @@ def resolve(config: Config, call: Call) -> Sizes:
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
     by_default = default_groups(queries, keys)
+    if config.summarises:
+        by_default = summary_groups(queries, keys, config.density)
+    slots_by_default, rank_by_default = summary_sizes(queries, config.density, call.q.device.type == "cpu")
     query_groups = clamp(
         "query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"
     )
@@ -84,11 +123,11 @@ def resolve(config: Config, call: Call) -> Sizes:
     residual_rank = clamp("residual_rank", config.residual_rank, value_dim, "the values' head dim")
     if probes:
         residual_rank = clamp("residual_rank", residual_rank, probes, "as many probes")
-    by_length = LONG_CALL_SLOTS if queries >= LONG_CALL else SHORT_CALL_SLOTS
-    slots = min(kv_groups, config.summary_slots or by_length)
-    drift_rank = clamp("drift_rank", config.drift_rank, head_dim, "the head dim")
+    slots = min(kv_groups, config.summary_slots or slots_by_default)
+    wanted = rank_by_default if config.drift_rank is None else config.drift_rank
+    drift_rank = clamp("drift_rank", wanted, head_dim, "the head dim")
     single = slots if slots == kv_groups else slots // 2
     return Sizes(
-        query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries), probes,
-        residual_rank, single, slots - single, drift_rank, tuple(notes),
+        query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries),
+        config.metric_spacing, probes, residual_rank, single, slots - single, drift_rank, tuple(notes),
     )  # fmt: skip

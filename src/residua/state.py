@@ -3,11 +3,16 @@ may spend."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from .config import Config
 from .sizing import Sizes
 from .types import Call, Grouping
+
+if TYPE_CHECKING:
+    from .budget.shared import SharedBudget
 
 
 class State:
@@ -17,29 +22,53 @@ class State:
     Not safe to share between threads that call at the same time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedBudget | None = None) -> None:
+        """Args:
+        shared: The budget that this layer shares with others (`Config.balance`); None: one of its own, which
+            its heads share.
+        """
         self._key: tuple[object, ...] | None = None
         self._centroids: tuple[Tensor, Tensor] | None = None
-        self._budget: tuple[tuple[object, ...], Tensor] | None = None
+        self._budget_key: tuple[object, ...] | None = None
+        self._given = shared
+        self._own: SharedBudget | None = None
+        self.budget: Tensor | None = None  # [B, H] fp64, what the heads may spend next under an error bound
 
     @property
     def warm(self) -> bool:
         return self._centroids is not None
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is carried to the next step."""
+        return sum(x.numel() * x.element_size() for x in self._centroids or ())
+
     def reset(self) -> None:
-        self._key = self._centroids = self._budget = None
+        """Forgets everything: the next call starts cold. A budget that was given is reset by who gave it."""
+        self._key = self._centroids = self._budget_key = self.budget = self._own = None
 
     def centroids(self, call: Call, config: Config, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
         """Centroids (queries [B, H, Cq, D], keys [B, Hkv, Ck, D]) of the last call if they fit this one."""
         return self._centroids if self._key == _key(call, config, sizes) else None
 
-    def budget(self, call: Call, config: Config) -> Tensor | None:
-        """What the heads may spend, as learned from the last call, if it was asked the same.  # [B, H]
-        fp64"""
-        return self._budget[1] if self._budget and self._budget[0] == _budget_key(call, config) else None
+    @property
+    def shared(self) -> SharedBudget:
+        """The budget that the heads of this layer share with each other, and maybe with other layers."""
+        if self._given is not None:
+            return self._given
+        if self._own is None:
+            from .budget.shared import SharedBudget
 
-    def set_budget(self, call: Call, config: Config, density: Tensor) -> None:
-        self._budget = (_budget_key(call, config), density)
+            self._own = SharedBudget()
+        return self._own
+
+    def knows_budget(self, call: Call, config: Config) -> bool:
+        """Whether what was learned of budgets answers the same question as this call."""
+        return self._budget_key == _budget_key(call, config)
+
+    def remember_budget(self, call: Call, config: Config, budget: Tensor | None) -> None:
+        """Keeps what the heads may spend next, and for which question that was learned."""
+        self._budget_key, self.budget = _budget_key(call, config), budget
 
     def remember(self, call: Call, config: Config, sizes: Sizes, grouping: Grouping) -> None:
         """Keeps the centroids in the call's own dtype: they are a start, not a result."""

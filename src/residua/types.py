@@ -56,6 +56,8 @@ class Call:
     free_keys: Rows  # grouped and routed
     pinned_keys: Rows  # kept for every query group
     key_mask: Tensor | None = None  # [B, Nk] bool, False = padding
+    broken_keys: Tensor | None = None  # [B, Hkv, Nk] bool, not finite; None: not looked at, or none
+    broken_channels: Tensor | None = None  # [B, Hkv, Dv] bool, with values that are not finite
 
     @property
     def shares(self) -> int:

@@ -10,8 +10,11 @@ from residua import IntegrationError
 
 NAMES = [
     "wan", "wan i2v", "wan ti2v", "wan vace", "skyreels", "hunyuan", "hunyuan i2v", "hunyuan 1.5",
-    "cosmos 2.5", "cosmos 3", "cogvideox", "ltx", "ltx 2", "mochi",
+    "cosmos 2.5", "cosmos 3", "cogvideox", "ltx", "ltx 2", "mochi", "chronoedit", "wan animate", "consisid",
+    "motif", "framepack", "flux", "flux 2", "qwen image", "minimax h3",
 ]  # fmt: skip
+PICTURES = ("flux", "flux 2", "qwen image")
+HISTORY = {"framepack": 128 + 16 + 16}  # tokens of older frames, which count as video
 # What is not video: text queries and text keys of one call.
 TEXT = {
     "hunyuan": (8, 8),
@@ -20,6 +23,13 @@ TEXT = {
     "cosmos 3": (0, 7),
     "cogvideox": (8, 8),
     "mochi": (6, 6),
+    "consisid": (8, 8),
+    "motif": (8, 8),
+    "framepack": (8, 8),  # 3 of the image, 5 valid ones of the text
+    "flux": (8, 8),
+    "flux 2": (8, 8),
+    "qwen image": (8, 8),
+    "minimax h3": (30, 30),  # text, reference, audio
 }
 
 
@@ -43,14 +53,15 @@ def test_sparse_calls_and_density_are_as_configured(name, tiny, scheduler, denoi
     out = denoise(model, inputs, scheduler)
     report = handle.report()
     [transformer] = report.transformers
-    assert transformer.grids == [(3, 8, 8)]
+    assert transformer.grids == [(1, 1, 192) if name in PICTURES else (3, 8, 8)]
     text_q, text_k = TEXT.get(name, (0, 0))
     for layer in transformer.layers:
         assert (layer.sparse, layer.warm) == (6, 4)  # 3 sparse steps x 2 branches, cold once per branch
         assert layer.dense == {"first steps": 2, **({"text pathway": 8} if name == "cosmos 3" else {})}
         assert layer.density == layer.pairs["total"] / layer.pairs["possible"]
-        video = {"q": tiny.VIDEO + text_q, "k": tiny.VIDEO + text_k}
-        assert {(shape["q"][1], shape["k"][1]) for shape in layer.shapes} >= {(video["q"], video["k"])}
+        tokens = tiny.VIDEO + HISTORY.get(name, 0)
+        video = {"q": tokens + text_q, "k": tokens + text_k}
+        assert {(shape["q"][2], shape["k"][2]) for shape in layer.shapes} >= {(video["q"], video["k"])}
         assert (layer.pairs["pinned"] > 0, layer.pairs["exact"] > 0) == (text_k > 0, text_q > 0)
         assert layer.error is not None and layer.error > 0
         # Beyond the budget come only exact text rows.
@@ -66,15 +77,14 @@ def test_causal_text_pathway_of_cosmos3_stays_exact(tiny, scheduler, denoise, sp
     denoise(model, inputs, scheduler)
     shapes = handle.report().total.shapes
     assert {(tuple(s["q"]), tuple(s["k"])) for s in shapes} == {
-        ((1, 7, 4, 16), (1, 7, 2, 16)),
-        ((1, 192, 4, 16), (1, 199, 2, 16)),
+        ((1, 4, 7, 16), (1, 2, 7, 16)),
+        ((1, 4, 192, 16), (1, 2, 199, 16)),
     }
     layer = handle.attachments[0].layers[0]
-    assert layer._place(192, 199) == ([], [(0, 7)])
-    assert layer._place(195, 202) == (
-        [(192, 195)],
-        [(0, 7), (199, 202)],
-    )  # three sound tokens after the video
+    site = layer.site(192, 199)
+    assert (site.text_queries, site.text_keys) == ((), ((0, 7),))
+    site = layer.site(195, 202)  # three sound tokens after the video
+    assert (site.text_queries, site.text_keys) == (((192, 195),), ((0, 7), (199, 202)))
 
 
 def test_hunyuan15_never_builds_the_square_mask(tiny, scheduler, denoise, speed_up, monkeypatch):
@@ -120,7 +130,7 @@ def test_causal_blocks_of_skyreels_stay_dense_and_are_counted(tiny, scheduler, d
 def test_control_blocks_of_vace_have_the_depth_of_their_main_block(tiny, scheduler, speed_up):
     model, _ = tiny.build("wan vace")
     handle = speed_up(model, scheduler=scheduler, dense_layers=1)
-    first = [layer.name for layer in handle.attachments[0].layers if layer.first]
+    first = [layer.name for layer in handle.attachments[0].layers if layer.depth == 0]
     assert sorted(first) == ["blocks.0.attn1", "vace_blocks.0.attn1"]
 
 
@@ -130,3 +140,86 @@ def test_video_tokens_that_do_not_fit_are_an_error(tiny, scheduler, speed_up, on
     monkeypatch.setattr(handle.attachments[0].family, "tokens", lambda *_: 500, raising=False)
     with torch.no_grad(), pytest.raises(IntegrationError, match="500 video tokens do not fit 192 queries"):
         one_pass(model, inputs)
+
+
+@pytest.mark.parametrize("name", ["hunyuan", "hunyuan 1.5", "mochi"])
+def test_padding_is_read_once_per_forward_pass(name, tiny, scheduler, denoise, speed_up, monkeypatch):
+    from residua.integration import padding
+
+    read, ranges = [], padding._ranges
+    monkeypatch.setattr(padding, "_ranges", lambda valid: read.append(1) or ranges(valid))
+    model, inputs = tiny.build(name)
+    handle = speed_up(model, 0.22, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert len(handle.attachments[0].layers) == 2 and handle.report().total.sparse == 12
+    assert len(read) <= 6  # sparse forward passes
+
+
+def test_dense_calls_of_mochi_work_with_a_backend_that_takes_no_mask(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("mochi")
+    expected = denoise(model, inputs, scheduler)
+    handle = speed_up(model, scheduler=scheduler, dense_steps=4)
+    seen = []
+
+    def no_mask(q, k, v, attn_mask=None, **more):
+        assert attn_mask is None
+        seen.append(q.shape)
+        return dispatch(q, k, v, **more)
+
+    from diffusers.models import attention_dispatch
+
+    dispatch = attention_dispatch.dispatch_attention_fn
+    attention_dispatch.dispatch_attention_fn = no_mask
+    try:
+        out = denoise(model, inputs, scheduler)
+    finally:
+        attention_dispatch.dispatch_attention_fn = dispatch
+    assert seen and handle.report().total.sparse == 0
+    assert (out - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+def test_a_subclass_of_a_supported_model(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    model.__class__ = type("Finetuned", (type(model),), {})
+    handle = speed_up(model, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert handle.report().transformers[0].family == "Wan" and handle.report().total.sparse == 12
+
+
+def test_a_model_wrapped_by_peft(tiny, scheduler, denoise, speed_up):
+    peft = pytest.importorskip("peft")
+    model, inputs = tiny.build("wan")
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["to_q", "to_k"]))
+    handle = speed_up(wrapped, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert handle.report().total.sparse == 12
+    handle.remove()
+    assert not model._forward_pre_hooks
+
+
+def test_the_controlnet_of_cosmos_transfer(tiny, scheduler, speed_up):
+    tiny.need("CosmosControlNetModel")
+    import diffusers
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = diffusers.CosmosControlNetModel(
+            n_controlnet_blocks=2, in_channels=6, latent_channels=7, model_channels=32, num_attention_heads=2,
+            attention_head_dim=16, mlp_ratio=1.0, text_embed_dim=16, adaln_lora_dim=4, patch_size=(1, 2, 2),
+            max_size=(4, 16, 16), rope_scale=(1.0, 1.0, 1.0),
+        ).eval()  # fmt: skip
+    handle = speed_up(model, scheduler=scheduler, dense_steps=0)
+    names = [layer.name for layer in handle.attachments[0].layers]
+    assert names == ["control_blocks.0.attn1", "control_blocks.1.attn1"]
+
+
+def test_the_grid_of_ltx_with_conditions(tiny, scheduler, denoise, speed_up):
+    """The conditioning pipeline gives coordinates instead of sizes."""
+    model, inputs = tiny.build("ltx")
+    for name in ("num_frames", "height", "width", "rope_interpolation_scale"):
+        inputs.pop(name)
+    axes = torch.meshgrid(torch.arange(3), torch.arange(8), torch.arange(8), indexing="ij")
+    inputs["video_coords"] = torch.stack([axis.flatten() for axis in axes]).float()[None].expand(2, -1, -1)
+    handle = speed_up(model, scheduler=scheduler)
+    denoise(model, inputs, scheduler)
+    assert handle.report().transformers[0].grids == [(3, 8, 8)]

@@ -131,7 +131,7 @@ def test_an_exception_in_the_middle_leaves_nothing_behind(pipes, speed_up):
     with pytest.raises(MemoryError):
         tiny(4)
     broken.remove()
-    assert all(not layer._states for layer in handle.attachments[0].layers)
+    assert not handle.attachments[0].host.warm
     with pytest.raises(KeyboardInterrupt):  # between two forward passes
         tiny(4, callback_on_step_end=lambda *_: _raise(KeyboardInterrupt()))
     handle.clear()
@@ -145,12 +145,12 @@ def test_an_exception_inside_the_operator_drops_its_centres(
     model, inputs = tiny.build("cosmos 2.5")
     handle = speed_up(model, scheduler=scheduler)
     expected = denoise(model, inputs, scheduler)
-    layer = handle.attachments[0].layers[0]
-    assert layer._states
-    monkeypatch.setattr("residua.diffusers.layer.attention", lambda *_, **__: _raise(MemoryError()))
+    host = handle.attachments[0].host
+    assert host.warm
+    monkeypatch.setattr("residua.methods.attention", lambda *_, **__: _raise(MemoryError()))
     with torch.no_grad(), pytest.raises(MemoryError):
         one_pass(model, inputs)
-    assert not layer._states
+    assert not host.warm
     monkeypatch.undo()
     assert torch.equal(denoise(model, inputs, scheduler), expected)
 
@@ -174,7 +174,7 @@ def test_the_centres_are_gone_after_a_run(pipes, speed_up):
     tiny = pipes.wan()
     handle = speed_up(tiny.pipe)
     tiny(3)
-    assert all(not layer._states for layer in handle.attachments[0].layers)
+    assert not handle.attachments[0].host.warm
 
 
 @pytest.mark.parametrize("name", ["wan", "cosmos 2.5", "mochi", "hunyuan 1.5"])

@@ -56,7 +56,7 @@ def test_second_transformer_of_wan22_starts_cold_and_has_no_dense_steps_of_its_o
 
 PRESETS = {
     "wan": (0.22, 0.20, 0.03),
-    "hunyuan": (0.22, 0.10, 0.03),
+    "hunyuan": (0.22, 0.10, 1),
     "cosmos 2.5": (0.22, 2, 1),
     "cosmos 3": (0.26, 2, 1),
 }
@@ -66,7 +66,7 @@ PRESETS = {
 def test_presets_of_the_paper_are_applied(name, pipes):
     density, steps, layers = PRESETS[name]
     tiny = pipes.build(name)
-    with accelerate(tiny.pipe) as handle:
+    with accelerate(tiny.pipe, method="paper") as handle:
         tiny(1)
         [item] = handle.report().transformers
     assert item.settings["config"]["density"] == density
@@ -78,7 +78,7 @@ def test_presets_of_the_paper_are_applied(name, pipes):
 def test_a_short_video_stays_dense_and_says_why(pipes):
     tiny = pipes.wan()
     dense = tiny(3)
-    with accelerate(tiny.pipe) as handle:
+    with accelerate(tiny.pipe, method="paper") as handle:
         assert torch.equal(tiny(3), dense)
         total = handle.report().total
     # Two layers, two branches, three steps; of the two layers the first is one of the first.

@@ -76,9 +76,28 @@ def test_the_operator_is_well_formed(tiny, scheduler, speed_up):
     handle = speed_up(model, scheduler=scheduler, dense_steps=0)
     attachment = handle.attachments[0]
     attachment.tracker.advance(torch.tensor([1]))
-    attachment.site.video = tiny.VIDEO
+    attachment.now.video = tiny.VIDEO
     q, k, v = (tiny.noise(1, tiny.VIDEO, 2, 12 + i)[..., :12] for i in range(3))
     tag = model.blocks[0].attn1.processor._attention_backend
     checks = ("test_schema", "test_faketensor")
     for mask in (None, torch.ones(1, 1, 1, tiny.VIDEO, dtype=torch.bool)):
-        torch.library.opcheck(attention_op, (q, k, v, tag.handle, mask, None, False), test_utils=checks)
+        torch.library.opcheck(attention_op, (q, k, v, tag.number, mask, None, False), test_utils=checks)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_the_whole_transformer_as_one_graph(how, tiny, scheduler, denoise, speed_up):
+    """torch runs the hooks of the outermost module outside of the graph."""
+    with torch.random.fork_rng():
+        model, inputs = tiny.settled(tiny.wan(layers=2))
+    handle = speed_up(model, scheduler=scheduler)
+    eager = denoise(model, inputs, scheduler, 3)
+    handle.clear()
+    torch._dynamo.reset()
+    counting = Counting()
+    if how == "wrapped":
+        compiled = torch.compile(model, backend=counting, fullgraph=True)
+    else:
+        model.compile(backend=counting, fullgraph=True)
+        compiled = model
+    assert torch.allclose(denoise(compiled, inputs, scheduler, 3), eager, atol=2e-5)
+    assert counting.graphs == 1 and handle.report().total.sparse == 8

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from residua import Config
-from residua.diffusers.log import PAIRS, Clock, LayerLog
+from residua.integration.log import PAIRS, CallLog, CallTimer, Tally
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_json_carries_everything(report):
     pairs = second["pairs"]
     assert pairs["total"] == sum(pairs[part] for part in ("routed", "probe", "pinned", "exact"))
     assert second["density"] == pairs["total"] / pairs["possible"]
-    assert pairs["possible"] == 6 * 2 * 200 * 197  # calls, heads, queries, keys that are not padding
+    assert pairs["possible"] == 6 * 2 * 197 * 197  # calls, heads, queries and keys that are not padding
     assert second["sparse_seconds"] > 0 and second["dense_seconds"] > 0
     assert data["total"]["sparse"] == 6 and sum(data["total"]["dense"].values()) == 10
 
@@ -90,7 +90,7 @@ def test_heads_that_ran_dense_because_of_max_error(tiny, scheduler, denoise, spe
     assert next(note for note in report.total.notes if "ran dense" in note).startswith("... of 2 heads")
 
 
-def test_repairs_without_a_choice(tiny, scheduler, denoise, speed_up):
+def test_reconstructions_without_a_choice(tiny, scheduler, denoise, speed_up):
     model, inputs = tiny.build("wan")
     handle = speed_up(model, config=Config.paper(probes=6, kmeans_cold=4), scheduler=scheduler)
     denoise(model, inputs, scheduler)
@@ -103,12 +103,13 @@ def test_no_receipt_is_read_before_it_is_asked_for(tiny, scheduler, denoise, spe
     """Reading one makes a GPU wait: not during the calls."""
     model, inputs = tiny.build("wan")
     handle = speed_up(model, scheduler=scheduler)
-    settled = []
-    monkeypatch.setattr(LayerLog, "settle", lambda log: settled.append(len(log._receipts)))
+    read = []
+    monkeypatch.setattr(CallLog, "read_receipts", lambda log: read.append(len(log.tallies)) or [])
     denoise(model, inputs, scheduler)
-    assert settled == [0, 0]  # as the run began
-    logs = [layer.log for layer in handle.attachments[0].layers]
-    assert all(len(log._receipts) == 6 and not log.pairs and not log.beside for log in logs)
+    assert read == []
+    tallies = [tally for tally in handle.attachments[0].host.log.tallies.values() if tally.sparse]
+    assert len(tallies) == 12  # layers, branches, sparse steps
+    assert all(len(tally._receipts) == 1 and not tally.pairs and not tally.beside for tally in tallies)
 
 
 def test_rich_prints_the_same_table(report):
@@ -141,7 +142,7 @@ def test_reset_starts_cold(tiny, scheduler, denoise, one_pass, speed_up):
     handle = speed_up(model, scheduler=scheduler)
     denoise(model, inputs, scheduler)
     handle.reset()
-    assert all(not layer._states for layer in handle.attachments[0].layers)
+    assert not handle.attachments[0].host.warm
 
 
 def test_density_with_dense_calls(report):
@@ -151,14 +152,14 @@ def test_density_with_dense_calls(report):
     assert total.density_with_dense == wanted > total.density
 
 
-def test_the_clock_adds_up_host_time():
-    clock = Clock()
-    with clock.running(torch.device("cpu")):
+def test_the_timer_adds_up_host_time():
+    timer = CallTimer()
+    with timer.running(torch.device("cpu")):
         sum(range(1000))
-    assert clock.seconds() > 0
+    assert timer.seconds() > 0
 
 
-def test_the_clock_reads_cuda_events_late(monkeypatch):
+def test_the_timer_reads_cuda_events_late(monkeypatch):
     """With stand-ins for the events: recorded during the call, read only when asked."""
     log = []
 
@@ -176,12 +177,12 @@ def test_the_clock_reads_cuda_events_late(monkeypatch):
             return 250.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = Clock()
+    timer = CallTimer()
     for _ in range(2):
-        with clock.running(torch.device("cuda")):
+        with timer.running(torch.device("cuda")):
             pass
     assert log == ["record"] * 4
-    assert clock.seconds() == clock.seconds() == 0.5
+    assert timer.seconds() == timer.seconds() == 0.5
     assert log == ["record"] * 4 + ["wait"] * 2
 
 
@@ -196,7 +197,7 @@ def test_not_finite_tensors_are_noted_and_the_json_stays_valid(tiny, scheduler, 
 
 
 def test_equal_notes_are_counted_together():
-    log = LayerLog()
+    log = Tally()
     for density in (0.2345, 0.3456):
         receipt = SimpleNamespace(
             warm=False, pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)), backend="portable", error=0.1,
@@ -204,7 +205,7 @@ def test_equal_notes_are_counted_together():
             notes=(f"density {density} is above the target 0.22", f"{round(10 * density)} of 4 heads run"),
         )  # fmt: skip
         log._receipts.append(receipt)
-    log.settle()
+    log.read_receipts()
     assert log.notes == {"density ... is above the target 0.22": 2, "... of 4 heads run": 2}
     assert log.beside == {"routing": 4.0} and log.chosen == {"plain": 4}
 

@@ -12,10 +12,10 @@ import torch
 
 import residua
 from residua import Config, InputError, IntegrationError, accelerate
-from residua.diffusers import QUALITIES, Family, Preset, preset_config, register, supported
+from residua.diffusers import QUALITIES, Family, Preset, register, supported, versions
 from residua.diffusers.families import base
-from residua.diffusers.settings import part_of
 from residua.diffusers.versions import check_parts, check_version, require_diffusers
+from residua.integration.settings import part_of
 
 
 def settings_of(handle):
@@ -29,7 +29,6 @@ def test_everything_can_be_overridden(tiny, scheduler):
         scheduler=scheduler,
     ) as handle:  # fmt: skip
         found = settings_of(handle)
-        assert [layer.first for layer in handle.attachments[0].layers] == [True, False]
     assert (found["config"]["density"], found["config"]["probes"]) == (0.3, 8)
     assert (found["dense_steps"], found["dense_layers"], found["layers"], found["min_tokens"]) == (
         2,
@@ -45,27 +44,34 @@ def test_a_config_alone_keeps_its_density(tiny):
         assert settings_of(handle)["config"]["density"] == 0.4
 
 
-def test_nothing_given_is_anchored_at_the_density_of_the_family(tiny):
+def test_nothing_given_is_the_balanced_quality_and_nothing_is_dense_by_rule(tiny):
     model, _ = tiny.build("cosmos 3")
     with accelerate(model) as handle:
         found = settings_of(handle)
-    assert (found["config"]["reconstruction"], found["config"]["density"], found["quality"]) == (
-        "anchored",
-        0.26,
-        None,
-    )
-    assert preset_config(model).to_dict() == found["config"]
+    assert found["quality"] == "balanced" and found["config"] == QUALITIES["balanced"].config().to_dict()
+    assert (found["dense_steps"], found["dense_layers"]) == (0, 0)
+
+
+def test_the_papers_method_has_the_settings_of_the_family(tiny):
+    model, _ = tiny.build("cosmos 3")
+    with accelerate(model, method="paper") as handle:
+        found = settings_of(handle)
+    assert found["config"] == Config.paper(density=0.26).to_dict()
+    assert (found["dense_steps"], found["dense_layers"]) == (2, 1)
+    with accelerate(model, config=Config.paper()) as handle:
+        found = settings_of(handle)
+    assert (found["config"]["density"], found["dense_steps"], found["dense_layers"]) == (0.22, 2, 1)
 
 
 @pytest.mark.parametrize("name", QUALITIES)
-def test_a_quality_is_an_error_bound_under_a_ceiling(name, tiny):
+def test_a_quality_is_a_shared_budget_with_a_guard(name, tiny):
     model, _ = tiny.build("hunyuan")
     with accelerate(model, quality=name) as handle:
         found, text = settings_of(handle), str(handle.report())
     wanted = QUALITIES[name]
     assert found["quality"] == name and Config.from_dict(found["config"]) == wanted.config()
     assert (found["config"]["max_error"], found["config"]["density"]) == (wanted.max_error, wanted.density)
-    assert (found["dense_steps"], found["dense_layers"]) == (0.1, 0.03)  # the family's
+    assert found["config"]["balance"] and (found["dense_steps"], found["dense_layers"]) == (0, 0)
     assert f"quality {name} (max_error {wanted.max_error:g}" in " ".join(text.split())
 
 
@@ -112,7 +118,7 @@ def test_layers_by_number_or_name(layers, tiny, scheduler, denoise, speed_up):
         ({"quality": "fast", "density": 0.3}, "together with density=: .* leave one of them out"),
         (
             {"quality": "fast", "config": Config()},
-            r"with config=: .*config=Config\(max_error=[\d.]+, density=",
+            r"with config=: .*config=Config\(balance=True, max_error=[\d.]+, density=",
         ),
         ({"dense_steps": -1}, "dense_steps=-1: wanted a whole number, or a share"),
         ({"dense_steps": 1.5}, "dense_steps=1.5"),
@@ -134,13 +140,13 @@ def test_bad_settings_are_refused_before_anything_happens(change, message, tiny)
 
 def test_a_share_of_unknown_steps_is_an_error(tiny, one_pass):
     model, inputs = tiny.build("wan")
-    with accelerate(model, min_tokens=0) as handle, torch.no_grad():
+    with accelerate(model, method="paper", min_tokens=0) as handle, torch.no_grad():
         with pytest.raises(
             IntegrationError, match=r"dense_steps=0.2 is a share .* pass scheduler= or steps="
         ):
             one_pass(model, inputs)
         handle.remove()
-    with accelerate(model, min_tokens=0, steps=10) as handle, torch.no_grad():
+    with accelerate(model, method="paper", min_tokens=0, steps=10) as handle, torch.no_grad():
         one_pass(model, inputs)
         assert handle.report().total.dense == {"first steps": 2}
 
@@ -150,7 +156,7 @@ def test_unknown_models_are_named_and_so_are_the_supported_ones():
         IntegrationError, match=r"Linear is not a transformer.*WanTransformer3DModel.*add-a-model"
     ):
         accelerate(torch.nn.Linear(1, 1))
-    with pytest.raises(IntegrationError, match=r"SimpleNamespace: got neither .* supported transformers: Co"):
+    with pytest.raises(IntegrationError, match=r"SimpleNamespace: got neither .* supported transformers: Ch"):
         accelerate(SimpleNamespace(unet=torch.nn.Linear(1, 1)))
 
 
@@ -159,7 +165,10 @@ def test_all_families_of_the_promise_are_there():
         "WanTransformer3DModel", "WanVACETransformer3DModel", "SkyReelsV2Transformer3DModel",
         "HunyuanVideoTransformer3DModel", "HunyuanVideo15Transformer3DModel", "CosmosTransformer3DModel",
         "Cosmos3OmniTransformer", "CogVideoXTransformer3DModel", "LTXVideoTransformer3DModel",
-        "LTX2VideoTransformer3DModel", "MochiTransformer3DModel",
+        "LTX2VideoTransformer3DModel", "MochiTransformer3DModel", "CosmosControlNetModel",
+        "ChronoEditTransformer3DModel", "WanAnimateTransformer3DModel", "ConsisIDTransformer3DModel",
+        "MotifVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel", "FluxTransformer2DModel",
+        "Flux2Transformer2DModel", "QwenImageTransformer2DModel", "MiniMaxH3Transformer3DModel",
     }  # fmt: skip
 
 
@@ -176,7 +185,7 @@ def test_context_parallelism_is_refused_where_it_is_not_supported(name, tiny):
 
 def test_a_family_of_ones_own(tiny, scheduler, denoise, speed_up, monkeypatch):
     """The example of docs/add-a-model.md."""
-    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    monkeypatch.setattr(base.FAMILIES, "_known", dict(base.FAMILIES._known))
     wan = type(tiny.build("wan")[0])
     mine = type("MyTransformer", (wan,), {})
 
@@ -204,12 +213,22 @@ def test_supported_versions(version):
     check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.35.2", "0.43.0", "0.43.0.dev0", "1.0.0", "unknown"])
-def test_other_versions_are_refused(version):
+@pytest.mark.parametrize("version", ["0.35.2", "0.9.0"])
+def test_older_versions_are_refused(version):
     with pytest.raises(
         IntegrationError, match=rf"diffusers {version}: .* pip install 'diffusers>=0.36,<0.43'"
     ):
         check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.43.0", "0.44.0.dev0", "1.0.0", "unknown"])
+def test_newer_versions_are_tried_with_one_warning(version, caplog, monkeypatch):
+    monkeypatch.setattr(versions, "_warned", set())
+    check_version(version)
+    check_version(version)
+    assert [record.message for record in caplog.records] == [
+        f"diffusers {version} was not tested with Residua (0.36 to 0.42 were); compare with dense"
+    ]
 
 
 @pytest.mark.parametrize("part", ["_templated_context_parallel_attention", "_AttentionBackendRegistry"])
@@ -239,3 +258,20 @@ def test_importing_residua_does_not_import_diffusers():
     check = "import sys, residua, residua.diffusers; sys.exit('diffusers' in sys.modules)"
     source = str(Path(residua.__file__).parents[1])
     assert subprocess.run([sys.executable, "-c", check], env={"PYTHONPATH": source}).returncode == 0
+
+
+def test_another_method_takes_the_place_of_residua(tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("hunyuan")
+    outputs = {}
+    for method in (None, "anchored", "paper", "svg2"):
+        with speed_up(model, scheduler=scheduler, method=method) as handle:
+            outputs[method] = denoise(model, inputs, scheduler)
+            report = handle.report()
+        assert report.total.sparse > 0 and report.transformers[0].settings["method"] == method
+        assert (report.total.error is None) == (method == "svg2")
+    assert torch.equal(outputs[None], outputs["anchored"])
+    assert not torch.equal(outputs["svg2"], outputs["paper"])
+    with pytest.raises(InputError, match="method='magic' is not known"):
+        speed_up(model, scheduler=scheduler, method="magic")
+    with pytest.raises(InputError, match="does not estimate its error"):
+        speed_up(model, scheduler=scheduler, method="svg2", config=Config(max_error=0.1))

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from residua import IntegrationError
-from residua.diffusers.tracking import Tracker
+from residua.diffusers.tracking import Offset, Tracker
 
 
 class Loop:
     def __init__(self, scheduler=None, steps=None):
-        self.new_runs = 0
-        self.tracker = Tracker(lambda: scheduler, self._new_run, steps)
+        self.tracker = Tracker(lambda: scheduler, steps)
 
-    def _new_run(self):
-        self.new_runs += 1
+    @property
+    def new_runs(self):
+        return self.tracker.runs
 
     def at(self, timestep, branch=None, **info):
         if branch is not None:
@@ -107,3 +107,50 @@ def test_forget_begins_anew():
 def test_nothing_that_tells_the_step_is_an_error():
     with pytest.raises(IntegrationError, match="cannot tell the denoising step"):
         Loop().at(None)
+
+
+def test_a_run_that_begins_in_the_middle_of_the_schedule_counts_from_there():
+    """Video-to-video with strength: the first index that the scheduler says is not 1."""
+    scheduler = SimpleNamespace(step_index=None, timesteps=torch.arange(10))
+    loop = Loop(scheduler)
+    assert loop.at(torch.tensor([400]), "cond")[0] == 0
+    for step, index in enumerate((7, 8, 9), start=1):
+        scheduler.step_index = index
+        assert loop.at(torch.tensor([400 - step]), "cond")[0] == step
+    assert loop.tracker.total_steps() == 4 and loop.new_runs == 1
+
+
+def test_the_second_transformer_shares_where_the_run_began():
+    scheduler = SimpleNamespace(step_index=None, timesteps=torch.arange(10))
+    shared = Offset()
+    first, second = (Tracker(lambda: scheduler, offset=shared) for _ in range(2))
+    first.advance(torch.tensor([400]))
+    scheduler.step_index = 7
+    first.advance(torch.tensor([300]))
+    scheduler.step_index = 8
+    second.advance(torch.tensor([200]))
+    assert (first.step, second.step, second.total_steps()) == (1, 2, 4)
+
+
+def test_a_scheduler_that_stands_still_is_not_believed(caplog):
+    """Another one drives the transformer; this one is left over from an earlier run."""
+    loop = Loop(SimpleNamespace(step_index=7, timesteps=torch.arange(10)))
+    seen = []
+    for value in (900, 600, 300, 900, 600):
+        seen += [loop.at(torch.tensor([value]), branch)[0] for branch in ("cond", "uncond")]
+    assert seen[2:] == [1, 1, 2, 2, 0, 0, 1, 1]
+    assert loop.new_runs == 2
+    [said] = [record.message for record in caplog.records]
+    assert "does not move" in said and "scheduler=" in said
+
+
+def test_anonymous_passes_of_a_scheduler_that_stands_still():
+    loop = Loop(SimpleNamespace(step_index=7, timesteps=torch.arange(10)))
+    assert [loop.at(torch.tensor([value]))[0] for value in (900, 900, 600, 600)][2:] == [1, 1]
+
+
+def test_samplers_that_ask_twice_in_a_step_are_not_taken_for_it(caplog):
+    scheduler = SimpleNamespace(step_index=3, timesteps=torch.arange(10))
+    loop = Loop(scheduler)
+    assert [loop.at(torch.tensor([900]), "cond")[0] for _ in range(3)] == [3, 3, 3]
+    assert not caplog.records

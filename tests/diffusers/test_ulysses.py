@@ -31,9 +31,9 @@ def test_ulysses_equals_one_process_and_ring_is_refused():
     """One test: two ranks take seconds to start."""
     results = measured()
     shapes = {
-        "wan, parallel first": [1, 192, 2, 12],
-        "wan, sparse first": [1, 192, 2, 12],
-        "ltx": [2, 192, 1, 16],
+        "wan, parallel first": [1, 2, 192, 12],
+        "wan, sparse first": [1, 2, 192, 12],
+        "ltx": [2, 1, 192, 16],
     }
     for case, shape in shapes.items():
         found = results[case]

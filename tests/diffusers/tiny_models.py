@@ -178,6 +178,132 @@ def mochi() -> Built:
     }  # fmt: skip
 
 
+def chronoedit() -> Built:
+    model = diffusers.ChronoEditTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=32, rope_temporal_skip_len=8,
+    )  # fmt: skip
+    return model, wan()[1]
+
+
+def wan_animate() -> Built:
+    model = diffusers.WanAnimateTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=12, latent_channels=4,
+        out_channels=4, text_dim=16, freq_dim=16, ffn_dim=32, num_layers=2, image_dim=16, rope_max_seq_len=32,
+        motion_encoder_channel_sizes={"4": 16, "8": 16, "16": 16}, motion_encoder_size=16, motion_style_dim=8,
+        motion_dim=4, motion_encoder_dim=16, face_encoder_hidden_dim=16, face_encoder_num_heads=2,
+        inject_face_latents_blocks=2,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 12), "timestep": torch.tensor([500]),
+        "encoder_hidden_states": noise(1, 12, 16), "encoder_hidden_states_image": noise(1, 5, 16),
+        "pose_hidden_states": latents(1, 4, frames=FRAMES - 1), "face_pixel_values": noise(1, 3, 5, 16, 16),
+    }  # fmt: skip
+
+
+def consisid() -> Built:
+    model = diffusers.ConsisIDTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, time_embed_dim=2,
+        text_embed_dim=8, num_layers=2, sample_width=2 * WIDTH, sample_height=2 * HEIGHT, sample_frames=9,
+        patch_size=2, temporal_compression_ratio=4, max_text_seq_length=8,
+        use_rotary_positional_embeddings=True, cross_attn_interval=1, is_kps=False, is_train_face=False,
+        cross_attn_dim_head=1, cross_attn_num_heads=1,
+    )  # fmt: skip
+    return model, cogvideox()[1]
+
+
+def motif() -> Built:
+    model = diffusers.MotifVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=1,
+        num_single_layers=1, patch_size=2, patch_size_t=1, text_embed_dim=16, rope_axes_dim=(2, 4, 4),
+    )  # fmt: skip
+    given = hunyuan()[1]
+    kept = ("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask")
+    return model, {name: given[name] for name in kept}
+
+
+def framepack() -> Built:
+    model = diffusers.HunyuanVideoFramepackTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=1,
+        num_single_layers=1, num_refiner_layers=1, patch_size=2, patch_size_t=1, guidance_embeds=True,
+        text_embed_dim=16, pooled_projection_dim=8, rope_axes_dim=(2, 4, 4), has_image_proj=True,
+        image_proj_dim=16, has_clean_x_embedder=True,
+    )  # fmt: skip
+    return model, {
+        **hunyuan()[1], "image_embeds": noise(1, 3, 16), "indices_latents": torch.arange(FRAMES),
+        "latents_clean": latents(1, 4, frames=2), "indices_latents_clean": torch.arange(2),
+        "latents_history_2x": latents(1, 4, frames=2), "indices_latents_history_2x": torch.arange(2),
+        "latents_history_4x": latents(1, 4, frames=16), "indices_latents_history_4x": torch.arange(16),
+    }  # fmt: skip
+
+
+def flux() -> Built:
+    model = diffusers.FluxTransformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, pooled_projection_dim=8, axes_dims_rope=(4, 4, 8),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(1, VIDEO, 4), "encoder_hidden_states": noise(1, 8, 16),
+        "pooled_projections": noise(1, 8), "timestep": torch.tensor([0.5]),
+        "img_ids": places(VIDEO, 3), "txt_ids": torch.zeros(8, 3),
+    }  # fmt: skip
+
+
+def flux2() -> Built:
+    model = diffusers.Flux2Transformer2DModel(
+        patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(1, VIDEO, 4), "encoder_hidden_states": noise(1, 8, 16),
+        "timestep": torch.tensor([0.5]), "guidance": torch.tensor([1.0]), "img_ids": places(VIDEO, 4)[None],
+        "txt_ids": torch.zeros(1, 8, 4),
+    }  # fmt: skip
+
+
+def qwen_image() -> Built:
+    model = diffusers.QwenImageTransformer2DModel(
+        patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, axes_dims_rope=(8, 4, 4),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(1, VIDEO, 16), "encoder_hidden_states": noise(1, 8, 16),
+        "encoder_hidden_states_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]).bool(),
+        "timestep": torch.tensor([0.5]), "img_shapes": [[(1, 12, 16)]],
+    }  # fmt: skip
+
+
+def minimax_h3() -> Built:
+    """Text, a small reference, video, audio: 8 + 16 + 192 + 6 rows."""
+    model = diffusers.MiniMaxH3Transformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, hidden_size=24, num_layers=2, num_refiner_layers=1,
+        ffn_dim=32, in_channels=4, audio_in_channels=6, patch_size=(1, 2, 2), text_dim=16, freq_dim=16,
+        time_embed_hidden_dim=16, time_embed_dim=16, rope_freq_dim=2,
+    )  # fmt: skip
+    text, reference, audio = 8, 16, 6
+    rows = torch.arange(text + reference + VIDEO + audio)
+    video = rows[text : text + reference + VIDEO]
+    tags = torch.tensor([1] * text + [0] * (reference + VIDEO) + [2] * audio)
+    times = torch.tensor([0] * (text + reference) + [1] * VIDEO + [2] * audio)
+    where = torch.zeros(len(rows), 3)
+    grid = torch.arange(VIDEO)
+    at = slice(text + reference, text + reference + VIDEO)
+    where[at] = torch.stack([grid // 64, grid // 8 % 8, grid % 8], 1).float()
+    return model, {
+        "hidden_states": noise(1, reference + VIDEO, 16), "audio_hidden_states": noise(1, audio, 6),
+        "encoder_hidden_states": noise(1, text, 16), "timestep": torch.tensor([0.0, 0.5, 0.6]),
+        "timestep_indices": times, "token_tags": tags, "position_ids": where, "video_indices": video,
+        "audio_indices": rows[-audio:], "text_indices": rows[:text],
+    }  # fmt: skip
+
+
+def places(tokens: int, axes: int) -> torch.Tensor:
+    ids = torch.zeros(tokens, axes)
+    ids[:, 1], ids[:, 2] = torch.arange(tokens) // 16, torch.arange(tokens) % 16
+    return ids
+
+
 BUILDERS: dict[str, Callable[[], Built]] = {
     "wan": wan,
     "wan i2v": lambda: wan(image=True),
@@ -193,6 +319,15 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "ltx": ltx,
     "ltx 2": ltx2,
     "mochi": mochi,
+    "chronoedit": chronoedit,
+    "wan animate": wan_animate,
+    "consisid": consisid,
+    "motif": motif,
+    "framepack": framepack,
+    "flux": flux,
+    "flux 2": flux2,
+    "qwen image": qwen_image,
+    "minimax h3": minimax_h3,
 }
 
 
@@ -222,7 +357,15 @@ def need(name: str) -> None:
 
 
 # Models that came after the oldest diffusers.
-LATER = {"ltx 2": "LTX2VideoTransformer3DModel", "cosmos 3": "Cosmos3OmniTransformer"}
+LATER = {
+    "ltx 2": "LTX2VideoTransformer3DModel",
+    "cosmos 3": "Cosmos3OmniTransformer",
+    "chronoedit": "ChronoEditTransformer3DModel",
+    "wan animate": "WanAnimateTransformer3DModel",
+    "motif": "MotifVideoTransformer3DModel",
+    "flux 2": "Flux2Transformer2DModel",
+    "minimax h3": "MiniMaxH3Transformer3DModel",
+}
 
 
 def build(name: str) -> Built:

@@ -1,4 +1,4 @@
-"""Corrupt routes raise RouteError before anything is computed; a good plan still runs after it (trial 17)."""
+"""Corrupt routes raise RouteError before anything is computed; a good plan still runs after it."""
 
 from __future__ import annotations
 

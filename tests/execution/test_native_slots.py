@@ -108,6 +108,7 @@ def plain_attend(q: Tensor, k: Tensor, v: Tensor, route: Route, scale: float, ex
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim,value_dim", DIMS)
 def test_drift_error_is_at_most_twice_that_of_plain_torch(isa, dtype, dim, value_dim):

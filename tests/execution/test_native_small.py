@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from poison import poisoned_memory
 from torch import Tensor
 
 from residua.errors import RouteError
@@ -55,6 +56,61 @@ def test_eigenvectors(isa, n):
 def test_eigenvectors_do_not_depend_on_the_size_of_the_matrix(isa, size):
     x = normal(0, 20, 20)
     check_eigen((x + x.mT) / 10 * size, isa)
+
+
+@pytest.mark.parametrize("power", [20, 70, 100, 140, 160])
+def test_eigenvectors_beside_entries_that_nearly_vanish(isa, power):
+    """Reflections of tiny rows had infinite factors: NaN among the values, and results never set."""
+    tiny = 10.0**-power
+    matrix = torch.diag(torch.tensor([1.0, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64))
+    noise = normal(power, 7, 7) * tiny
+    matrix = matrix + noise + noise.mT
+    first = check_eigen(matrix, isa)
+    rank_one = normal(1, 1, 9).mT @ normal(1, 1, 9)
+    rank_one[3:] *= tiny
+    rank_one[:, 3:] *= tiny
+    check_eigen(rank_one, isa)
+    for byte in (0xFF, 0x41):
+        with poisoned_memory(byte):
+            again = check_eigen(matrix, isa)
+        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
+
+
+@pytest.mark.parametrize(
+    "rows, inner, columns", [(1, 17, 3), (1, 96, 64), (7, 33, 70), (64, 128, 300), (5, 1, 1)]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_matmul(isa, rows, inner, columns, turned):
+    x = normal(0, 3, 2, rows, inner, dtype=torch.float32)
+    y = normal(1, 3, 2, inner, columns, dtype=torch.float32)
+    y = y.mT.contiguous().mT if turned else y
+    backend = NativeBackend(isa)
+    out = backend.matmul(x, y)
+    wanted = x.double() @ y.double()
+    assert float((out - wanted).abs().max()) <= 1e-6 * inner**0.5 * float(wanted.abs().max())
+    alone = backend.matmul(x[1:2], y[1:2])
+    assert torch.equal(out[1:2], alone)  # whatever stands beside it
+    with poisoned_memory():
+        assert torch.equal(out, backend.matmul(x, y))
+
+
+@pytest.mark.parametrize("dim, rank", [(8, 8), (17, 1), (64, 16), (96, 33)])
+def test_shared_directions(isa, dim, rank):
+    x, y = (
+        normal(0, 2, 1, 40, dim),
+        normal(1, 2, 1, 50, dim) * torch.logspace(0, -2, dim, dtype=torch.float64),
+    )
+    spread, covariance = x.mT @ x / 40, y.mT @ y / 50
+    backend = NativeBackend(isa)
+    found, wanted = (
+        it(spread, covariance, rank, 0.2) for it in (backend.shared_directions, plain.shared_directions)
+    )
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert float((mine - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+    alone = backend.shared_directions(spread[1:], covariance[1:], rank, 0.2)
+    assert all(torch.equal(a[1:], b) for a, b in zip(found, alone, strict=True))
+    nothing = backend.shared_directions(0 * spread, 0 * covariance, rank, 0.2)
+    assert all(t.isfinite().all() for t in nothing)
 
 
 def test_eigenvectors_of_special_matrices(isa):
@@ -168,13 +224,14 @@ def test_spend(isa, cells, budget):
 
 @pytest.mark.parametrize("probes,dim", [(1, 8), (20, 40), (40, 40), (64, 128), (90, 33)])
 @pytest.mark.parametrize("ridge", [0.0, 0.1, 10.0])
-def test_fit_residual(isa, probes, dim, ridge):
+@pytest.mark.parametrize("subspace", [True, False])
+def test_fit_residual(isa, probes, dim, ridge, subspace):
     x = normal(0, 2, 2, probes, dim, dtype=torch.float32) + 1
     residual = normal(1, 2, 2, probes, dim, dtype=torch.float32) * torch.logspace(0, -2, dim)
     weights = normal(2, 2, 2, probes, dtype=torch.float32).square() + 0.1
-    rank = min(7, probes, dim)
-    found = NativeBackend(isa).fit_residual(x, residual, weights, 7, ridge, True)
-    wanted = plain.fit_residual(x, residual, weights, 7, ridge, True)
+    rank = min(7, probes, dim) if subspace else dim
+    found = NativeBackend(isa).fit_residual(x, residual, weights, 7, ridge, subspace)
+    wanted = plain.fit_residual(x, residual, weights, 7, ridge, subspace)
     for name in ("left", "right", "bias", "left_out"):
         assert getattr(found, name).shape == getattr(wanted, name).shape
     assert found.left.shape == (2, 2, dim, rank)

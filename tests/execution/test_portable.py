@@ -1,5 +1,5 @@
 """The portable backend on given routes: the judge's answers, within twice the error of a plain low-precision
-run (trials 1, 5, 6, 8, 11, 12)."""
+run."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grouping", "attention", "tail", "pipeline", "faults"])
 def test_in_the_interpreter(name):
     pytest.importorskip("triton", reason="Triton is not installed")

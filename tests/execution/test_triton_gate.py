@@ -20,6 +20,8 @@ from residua.execution.triton import TritonBackend, gate
 from residua.execution.triton.gate_cases import Case, cases, empty, route, tokens
 from residua.execution.triton.shapes import Tiles
 
+pytestmark = pytest.mark.slow
+
 # operations that wait for the device on CUDA: each reads a value to the host
 WAITS = {
     "_local_scalar_dense",

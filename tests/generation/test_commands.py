@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("typer")
-from typer.testing import CliRunner
+from command import run
 
-from residua.cli import app
 from residua.cli.summary import busy
 from residua.diffusers import QUALITIES
 from residua.generation import page
@@ -20,10 +19,6 @@ from residua.generation.files import MARKER
 
 PROMPT = "a red circle moving right on a grey background"
 TINY = ("--size", "16", "--frames", "8", "--steps", "2")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(part) for part in arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +35,7 @@ def test_demo_writes_its_folder_and_may_run_again(weights, elsewhere):
     for _ in range(2):
         found = run("demo", "--model", weights, "--density", "0.5", *TINY)
         assert found.exit_code == 0, found.output
-    for word in ("speed-up", "PSNR", "128 video tokens", "not measured", "report.html"):
+    for word in ("speed-up", "PSNR", "128 video tokens", "not measured: lpips", "report.html"):
         assert word in found.output
     assert listing(elsewhere) == ["residua-demo"]
     assert listing(elsewhere / "residua-demo") == sorted(
@@ -209,6 +204,7 @@ def test_generate_takes_method_options_over_the_preset_or_a_file(weights, elsewh
         (("--dtype", "int8"), "dtype"),
         (("--offload", "model", "--device", "cpu"), "needs a GPU"),
         (("--device", "abacus"), "device="),
+        (("--device", "cuda:99"), "CUDA device"),
         (("--negative-prompt", "x"), "takes no negative_prompt"),
     ],
 )
@@ -232,6 +228,7 @@ def test_generate_without_network_or_model_says_what_to_do(monkeypatch, elsewher
     assert "with details" not in found.output and listing(elsewhere) == []
 
 
+@pytest.mark.slow
 def test_compare_writes_table_json_and_plot(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.3,0.6", "--partitions", "semantic,response",
@@ -256,6 +253,7 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
     assert run("compare", "--model", weights).exit_code == 2  # the folder is taken
 
 
+@pytest.mark.slow
 def test_compare_sweeps_error_bounds_and_qualities(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.4", "--partitions", "response",
@@ -281,14 +279,10 @@ def test_compare_sweeps_error_bounds_and_qualities(weights, elsewhere):
 
 
 def test_the_table_of_compare_fits_a_terminal(weights, elsewhere):
-    found = CliRunner().invoke(
-        app,
-        ["compare", "--model", str(weights), "--densities", "none", "--qualities", "fast",
-         "--min-tokens", "0", *TINY],
-        env={"COLUMNS": "80", "NO_COLOR": "1"},
-    )  # fmt: skip
+    settings = ("--densities", "none", "--qualities", "fast", "--min-tokens", 0)
+    found = run("compare", "--model", weights, *settings, *TINY, columns=80)
     assert found.exit_code == 0, found.output
-    for word in ("cost", "density", "PFLOPs", "-up"):
+    for word in ("cost", "density", "GFLOPs", "-up"):
         assert word in found.output
 
 

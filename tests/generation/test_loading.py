@@ -62,19 +62,36 @@ class FakePipe:
         return lambda *args, **options: self.calls.append(name)
 
 
+@pytest.fixture
+def one_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+def test_a_device_that_is_not_there_is_refused_at_once(monkeypatch, one_gpu):
+    with pytest.raises(InputError, match=r"cuda:1.*finds 1 CUDA device"):
+        _ = Placement("cuda:1").torch_device
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=r"finds no CUDA device; use --device cpu"):
+        _ = Placement("cuda").torch_device
+    for name in ("meta", "abacus"):
+        with pytest.raises(InputError, match="wanted auto, cpu"):
+            _ = Placement(name).torch_device
+
+
 @pytest.mark.parametrize(
     "offload, method",
     [("none", "to"), ("model", "enable_model_cpu_offload"), ("sequential", "enable_sequential_cpu_offload"),
      ("group", "enable_group_offload")],
 )  # fmt: skip
-def test_offload(offload, method, monkeypatch):
+def test_offload(offload, method, monkeypatch, one_gpu):
     pipe = FakePipe()
     monkeypatch.setattr(loading, "_load_diffusers", lambda model, placement: pipe)
     assert load("someone/model", Placement("cuda:0", "bf16", offload)) is pipe
     assert pipe.calls == [method]
 
 
-def test_defaults_follow_the_device():
+def test_defaults_follow_the_device(one_gpu):
     assert Placement(device="cpu").torch_dtype == torch.float32
     assert Placement(device="cuda").torch_dtype == torch.bfloat16
     assert Placement(device="cuda", dtype="fp16").torch_dtype == torch.float16

@@ -51,7 +51,7 @@ def test_the_page_tells_the_figures(comparison):
     assert f"{comparison.cost:.1%}" in page and "quality" not in page
     [chosen] = [f"{choice} {heads}" for choice, heads in comparison.report.total.chosen.items() if heads]
     assert chosen in page
-    for word in ("blocks.1.attn1", "grouping", "rest of the model", "128 video tokens", "PFLOPs"):
+    for word in ("blocks.1.attn1", "grouping", "rest of the model", "128 video tokens", "GFLOPs"):
         assert word in page
 
 

@@ -13,8 +13,8 @@ from residua.execution.backend import Backend
 PLAIN = Backend()
 
 
-def key_metric(q, rows):
-    return grouping.key_metric(q, rows, PLAIN)
+def key_metric(q, rows, spacing="even"):
+    return grouping.key_metric(q, rows, spacing, PLAIN)
 
 
 def query_metric(centroids, sizes):
@@ -52,6 +52,14 @@ def test_key_metric_samples_evenly_spaced_rows():
     assert np.allclose(key_metric(q, 64)[0, 0].numpy(), rows.T @ rows / 64, rtol=1e-12, atol=1e-13)
     everything = q[0, 0].double().numpy()
     assert np.allclose(key_metric(q, 5000)[0, 0].numpy(), everything.T @ everything / 1000, rtol=1e-12)
+
+
+def test_golden_rows_do_not_all_lie_in_one_column():
+    """Every 16th row of a picture 16 wide sees one column; the golden ratio sees them all."""
+    column = torch.nn.functional.one_hot(torch.arange(4096) % 16, 16).float()[None, None]
+    assert int((key_metric(column, 256).diagonal(dim1=-2, dim2=-1) > 0).sum()) == 1
+    share = key_metric(column, 256, "golden").diagonal(dim1=-2, dim2=-1)[0, 0]
+    assert (share > 0.5 / 16).all() and (share < 2 / 16).all()
 
 
 def test_key_metric_leaves_out_rows_that_are_not_finite():

@@ -32,13 +32,13 @@ tiny = helper("tiny_models")
 def outputs(monkeypatch):
     """What dense attention returned, by layer name."""
     seen: dict[str, torch.Tensor] = {}
-    dense = Layer._dense
+    dense = Layer.dense
 
     def kept(self, *arguments):
         seen[self.name] = dense(self, *arguments)
         return seen[self.name]
 
-    monkeypatch.setattr(Layer, "_dense", kept)
+    monkeypatch.setattr(Layer, "dense", kept)
     return seen
 
 

@@ -10,12 +10,15 @@ import pytest
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
-typer_testing = pytest.importorskip("typer.testing")
+pytest.importorskip("typer")
 
-from residua.cli import app  # noqa: E402
-from residua.lab import figures  # noqa: E402
-from residua.lab.report import Finding, Picture, Report  # noqa: E402
-from residua.lab.tables import Table  # noqa: E402
+from command import run
+
+from residua import palette
+from residua.lab import figures
+from residua.lab.report import Finding, Picture, Report
+from residua.lab.tables import Table
+from residua.palette import INK
 
 SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
 HOSTILE = "<script>alert(1)</script>"
@@ -26,13 +29,13 @@ def report() -> Report:
     table = Table(
         "Errors", ("method", HOSTILE), ((HOSTILE, "0.1"), ("ours | x", "0.2")), "a note", "ours | x"
     )
-    png = figures.curves({"a": {"b": [(0.0, 1.0), (1.0, 2.0)]}}, "x", "y")
+    drawing = figures.curves({HOSTILE: {"b": [(0.0, 1.0), (1.0, 2.0)]}}, "x", "y")
     return Report(
         title=f"A study {HOSTILE}",
         lead="lead",
         command="residua ablate x",
         tables=[table],
-        pictures=[Picture("curve", HOSTILE, "caption", png)],
+        pictures=[Picture("curve", HOSTILE, "caption", drawing)],
         findings=[Finding(HOSTILE, True, "e"), Finding("no", False, "e"), Finding("?", None, "e")],
         facts={"calls": HOSTILE},
         data={"value": float("nan"), "list": [1.0, float("inf")]},
@@ -51,8 +54,25 @@ def test_a_report_is_four_kinds_of_files(report):
 def test_the_page_escapes_everything_and_loads_nothing(report):
     page = report.page()
     assert "<script" not in page and "&lt;script&gt;" in page
-    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
-    assert "default-src 'none'" in page and "data:image/png;base64," in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
+    assert "default-src 'none'" in page
+
+
+def test_a_drawing_in_a_page_takes_the_colours_of_the_page(report):
+    page = report.page()
+    svg = page[page.index("<svg") : page.index("</svg>")]
+    assert "var(--ink)" in svg and INK not in svg and "<?xml" not in page
+    assert not re.search(r'<svg[^>]* width="', svg)  # as wide as its place
+
+
+def test_ours_is_blue_and_nobody_else():
+    chosen = palette.colours(["a", "ours", *map(str, range(20))], "ours")
+    assert chosen.pop("ours") == palette.RESIDUA
+    taken = {palette.RESIDUA, palette.CONTRADICTED, palette.CONFIRMED}
+    assert not taken & set(chosen.values())
+    svg = figures.curves({"m": {"a": [(0, 1)], "ours": [(0, 2)]}}, "x", "y", residua="ours").svg
+    assert "var(--blue)" in svg
+    assert "var(--blue)" not in figures.curves({"m": {"a": [(0, 1)]}}, "x", "y").svg
 
 
 def test_markdown_keeps_a_bar_inside_its_cell(report):
@@ -61,20 +81,17 @@ def test_markdown_keeps_a_bar_inside_its_cell(report):
 
 
 def test_figures_are_the_same_for_the_same_numbers():
-    groups = {"m": {"a": 1.0, "b": 2.0}}
+    groups = {"mean": {"m": {"a": 1.0, "b": 2.0}}}
     assert figures.bars(groups, "y") == figures.bars(groups, "y")
 
 
 def test_the_scatter_takes_models_without_estimates_and_errors_of_zero():
     panels = {"a": {"m": [(0.1, 0.2), (0.01, 0.0)], "n": []}, "b": {"m": [], "n": []}}
-    assert figures.estimate_scatter(panels, 1.5).startswith(b"\x89PNG")
-    assert figures.estimate_scatter({"b": {"m": []}}, 1.5).startswith(b"\x89PNG")
+    assert figures.estimate_scatter(panels, 1.5).png.startswith(b"\x89PNG")
+    assert figures.estimate_scatter({"b": {"m": []}}, 1.5).png.startswith(b"\x89PNG")
 
 
-def run(*arguments: object):
-    return typer_testing.CliRunner().invoke(app, [str(part) for part in arguments])
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["analyze", "ablate", "reconstructions"])
 def test_a_command_writes_its_report(tmp_path, command):
     out = tmp_path / "out"

@@ -117,7 +117,7 @@ def test_flops_are_those_of_the_real_module(name: str) -> None:
 
 def test_presets_and_limits_are_those_of_the_integration() -> None:
     families = pytest.importorskip("residua.diffusers.families")
-    settings = pytest.importorskip("residua.diffusers.settings")
+    settings = pytest.importorskip("residua.integration.settings")
     classes = {
         "hunyuanvideo": "HunyuanVideoTransformer3DModel",
         "wan2.2-i2v-a14b": "WanTransformer3DModel",

@@ -33,6 +33,7 @@ shapes = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reconstruction", SUMMARISED)
 @settings(max_examples=60)
 @given(**shapes)
@@ -99,7 +100,8 @@ def test_every_kind_of_work_is_what_it_says():
 
 
 def test_a_head_without_a_tail_does_not_pay_for_one():
-    _, receipt = attention(*qkv(queries=200), small(), return_receipt=True)
+    q, k, v = qkv(queries=200)
+    _, receipt = attention(20 * q, k, v, small(density=0.5), return_receipt=True)
     assert receipt.chosen["plain"] == 2
     assert receipt.costs["summary"] == receipt.costs["anchors"] == receipt.costs["covariances"] == 0
     assert any("2 of 2 heads run without a summary" in note for note in receipt.notes)

@@ -248,7 +248,7 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     query = partition((torch.arange(40) % 4).expand(1, 2, 40))
     grouping = grouping_of(call, query, partition(labels))
     route = random_cells(grouping, 2, 0.3, seed=1)
-    mass = centroid_mass(call, grouping)
+    mass = centroid_mass(call, grouping, Backend())
     assert torch.allclose(mass, cell_scores(call, grouping, "mass", Backend()), atol=1e-4)
     slots = assign_slots(route, grouping, mass, 6, 0, torch.ones(1, 2, dtype=torch.bool), Backend())
     tail = merge_centroids(call, grouping, slots, mass, Backend())
@@ -262,7 +262,7 @@ def test_the_simple_tail_in_pieces(monkeypatch):
     """Chunks of query groups give what the whole gives, and merged slots hold weighted means of centroids."""
     call, grouping = at_their_anchors(2, padding=True)
     route = random_cells(grouping, 4, 0.3, seed=1)
-    mass = centroid_mass(call, grouping)
+    mass = centroid_mass(call, grouping, Backend())
     slots = assign_slots(route, grouping, mass, 2, 2, EVERY, Backend())
     whole = merge_centroids(call, grouping, slots, mass, Backend())
     monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 1)

@@ -3,7 +3,6 @@ to report anything when the outputs are wrong."""
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import __version__
+from .. import __version__, json_text
 from ..attention import attention
 from ..config import Config
 from ..doctor import cpu
@@ -27,7 +26,7 @@ from ..routing import route_cells
 from ..row_error import row_errors
 from ..sizing import resolve
 from ..state import State
-from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
+from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 from ..types import Call
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
@@ -64,6 +63,12 @@ class Task:
         grid = grid_for(self.tokens)
         recipe = VideoLike(grid, self.heads, self.head_dim, CONCENTRATIONS[self.concentration])
         return video_like(recipe, DTYPES[self.dtype])
+
+    @property
+    def key_fraction(self) -> float:
+        """Share of the keys that hold 95 % of the attention mass, mean over heads."""
+        q, k, _ = self.call()
+        return float(key_fraction(q, k).mean())
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ def write_json(path: Path, data: object) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    scratch.write_text(json_text.dumps(data, indent=2) + "\n", encoding="utf-8")
     os.replace(scratch, path)
 
 

@@ -102,7 +102,7 @@ def measure(task: GpuTask, device: torch.device, progress: Progress = lambda _: 
     for name, backend in backends().items():
         reasons = backend.reasons(Demand.of(call))
         if reasons or name == "reference":
-            found[name] = {"reasons": reasons or ["the judge of the others, too slow to measure"]}
+            found[name] = {"reasons": reasons or ["what the others are measured by, too slow itself"]}
             continue
         progress(f"backend: {name}")
         found[name] = measure_backend(task, call, backend, dense, progress)

@@ -1,5 +1,5 @@
-"""What each head of a call may spend: a fixed share of dense attention, or what the errors of earlier calls
-ask for."""
+"""What each head of a call may spend: a fixed share of dense attention, what keeps an error bound, or its
+part of a budget that many heads share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ from torch import Tensor
 from ..config import Config
 from ..reconstruction import Choice, GroupedCall, Reconstruction, Verdict
 from ..state import State
-from ..types import Call
-from . import balanced, bounded
+from ..types import Call, Probes
+from . import bounded
+from .shared import SharedBudget
 
-__all__ = ["allowance", "learn"]
+__all__ = ["SharedBudget", "allowance", "learn"]
 
 
 def allowance(call: Call, config: Config, state: State | None) -> Tensor:
     """The density that each head may spend in this call.  # [B, H] fp64"""
-    learned = state.budget(call, config) if state is not None else None
+    learned = None
+    if state is not None and config.moves_budget and state.knows_budget(call, config):
+        if config.balance:
+            learned = state.shared.allowance(state, config.density, config.max_error)
+        else:
+            learned = state.budget
     if learned is not None:
         return learned
     return torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
@@ -25,16 +31,28 @@ def allowance(call: Call, config: Config, state: State | None) -> Tensor:
 
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
     """Remembers what the next call of this layer may spend, if the config moves budgets at all."""
-    config = grouped.config
+    call, config = grouped.call, grouped.config
     if verdict.error is None or verdict.choice is None or not config.moves_budget:
         return
-    error = verdict.error
     floor = method.min_density(grouped).clamp(max=config.density)
-    if config.max_error is not None:
-        dense = verdict.choice == Choice.DENSE
-        budget = bounded.next_budget(
-            grouped.allowed, error, dense, floor, ceiling=config.density, bound=config.max_error
-        )
+    dense = verdict.choice == Choice.DENSE
+    budget = None
+    if config.balance:
+        # what a dense head would be off by is not known; it stays where it was
+        pairs = float(call.q.shape[2] * call.k.shape[2])
+        error = torch.where(dense, config.max_error or 1.0, verdict.error)
+        state.shared.learn(state, grouped.allowed, error, _output_norm(verdict.probes), floor, pairs)
     else:
-        budget = balanced.next_budget(grouped.allowed, error, floor, mean=config.density)
-    state.set_budget(grouped.call, config, budget)
+        assert config.max_error is not None
+        budget = bounded.next_budget(
+            grouped.allowed, verdict.error, dense, floor, ceiling=config.density, bound=config.max_error
+        )
+    state.remember_budget(call, config, budget)
+
+
+def _output_norm(probes: Probes | None) -> Tensor:
+    """Mean norm of a head's output rows, from those that were computed exactly.  # [B, H]"""
+    assert probes is not None, "an error estimate comes from probes"
+    norm = torch.nan_to_num(probes.exact.norm(dim=-1), nan=0.0, posinf=0.0)  # [B, H, M]
+    total = probes.weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
+    return (norm * probes.weights).sum(-1) / total

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .common import MAX_STEP, TINY, finite_error
+from .common import TINY, finite_error
 
+MAX_STEP = 1.6  # by which a budget grows or shrinks from one call to the next
 POWER = 1.5  # the error falls about with this power of the budget
 SHARE = 1 / 4  # a head whose error at the ceiling is 1 / 16 of the bound gets half of the ceiling
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MAX_STEP = 1.6  # by which a budget grows or shrinks from one call to the next
 TINY = 1e-12
 
 

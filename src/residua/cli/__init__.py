@@ -1,6 +1,6 @@
 """The command line: parse, call, print. One file per command; the work is done elsewhere."""
 
-from . import bench, capture, compare, demo, doctor, generate, plan, repairs, rivals, studies, synthetic
+from . import bench, capture, compare, demo, doctor, generate, plan, studies
 from .app import app
 
 __all__ = [
@@ -12,8 +12,5 @@ __all__ = [
     "doctor",
     "generate",
     "plan",
-    "repairs",
-    "rivals",
     "studies",
-    "synthetic",
 ]

@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import InputError, ResiduaError
 
+TRACEBACK = "RESIDUA_TRACEBACK"  # set to anything: an unexpected error shows where it came from
+# What an option takes, in words; a flag takes nothing.
+METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+# Other packages print to the log what concerns their own developers; whoever wants it sets these.
+QUIET = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
+
+RENAMED_OPTIONS = {"--repair": "--reconstruction", "--repairs": "--reconstructions"}
+RENAMED_COMMANDS = {"repairs": "reconstructions"}
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _PlainHelp:
+    """`--help` is a flag like the others: no type is shown beside it."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class PlainCommand(_PlainHelp, TyperCommand):
+    """A command."""
+
+
+class PlainGroup(_PlainHelp, TyperGroup):
+    """A group of commands. Names of older versions are refused with the name that they have now."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, argument in enumerate(args):
+            name = argument.split("=", 1)[0]
+            if name in RENAMED_OPTIONS or (place == 0 and name in RENAMED_COMMANDS):
+                ctx.fail(f"{name} is now called {(RENAMED_OPTIONS | RENAMED_COMMANDS)[name]}")
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
 app = typer.Typer(
+    cls=PlainGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -24,17 +67,85 @@ console = Console()
 complaints = Console(stderr=True)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        typer.echo(f"residua {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", module=r"residua(\.|$)")
+
+
+def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Command]:
+    """Registers a command. Its help names the types of its options in words: INTEGER, not <int range>."""
+
+    def register(function: Command) -> Command:
+        hints = get_type_hints(function, include_extras=True)
+        for hint in hints.values():
+            _name_type(hint)
+        function.__annotations__ = hints  # as text they would be read again, without the names
+        group.command(cls=PlainCommand, **options)(function)
+        return function
+
+    return register
+
+
+def _name_type(hint: Any) -> None:
+    for option in getattr(hint, "__metadata__", ()):
+        if isinstance(option, typer.models.OptionInfo) and option.metavar is None:
+            inner = get_args(hint)[0]
+            kinds = [inner, *get_args(inner)]  # `int | None` and `list[str]` are what they hold
+            option.metavar = next((METAVARS[kind] for kind in kinds if kind in METAVARS), None)
+
+
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turns errors meant for people into one line and a non-zero exit."""
+    """Turns an error into one line and a non-zero exit: 2 for what the user can mend, 1 for the rest."""
     try:
         yield
     except ResiduaError as error:
-        complaints.print(f"[red]error:[/red] {escape(str(error))}")
+        _complain(str(error))
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         complaints.print("[yellow]stopped[/yellow]")
         raise typer.Exit(130) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        line, status = _one_line(error)
+        _complain(line)
+        raise typer.Exit(status) from None
+
+
+def _one_line(error: Exception) -> tuple[str, int]:
+    """What to say about an error that is not ours, and the exit code."""
+    first = (str(error).strip().splitlines() or ["no message"])[0][:400]
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}", 2
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"out of memory ({first}): a smaller --size, fewer --frames, or --offload model", 2
+    return f"{type(error).__name__}: {first} ({TRACEBACK}=1 shows where it came from)", 1
+
+
+def _complain(text: str) -> None:
+    complaints.print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
 
 
 def writable(path: Path, force: bool) -> Path:

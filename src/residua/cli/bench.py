@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..bench import sweep as sweeping
-from ..bench.attention import Measurement, Task, measure, write_json
 from ..errors import BackendError, InputError
-from ..reconstruction import RECONSTRUCTIONS
-from .app import app, console, figures, readable_errors, writable
+from .app import PlainGroup, app, command, console, figures, readable_errors, writable
+from .options import CONCENTRATIONS, RECONSTRUCTIONS
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed against dense attention and the limit.")
+if TYPE_CHECKING:
+    from ..bench.attention import Measurement
+
+bench = typer.Typer(
+    cls=PlainGroup, no_args_is_help=True, help="Measure speed against dense attention and the limit."
+)
 app.add_typer(bench, name="bench")
 
 Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
@@ -28,8 +32,8 @@ Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the medi
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
-@bench.command(
-    epilog="Example:  residua bench attention --tokens 16384 --heads 2 --density 0.22 --json out.json"
+@command(
+    bench, epilog="Example:  residua bench attention --tokens 16384 --heads 2 --density 0.22 --json out.json"
 )
 def attention(
     tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 16384,
@@ -46,6 +50,8 @@ def attention(
 ) -> None:
     """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
     with readable_errors():
+        from ..bench.attention import Task, measure, write_json
+
         if json_path is not None:
             writable(json_path, force)
         task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
@@ -57,7 +63,7 @@ def attention(
             write_json(json_path, row.to_dict())
 
 
-@bench.command(epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
+@command(bench, epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
 def sweep(
     tokens: Annotated[
         str, typer.Option(help="Token counts, comma separated.")
@@ -76,6 +82,9 @@ def sweep(
 ) -> None:
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
     with readable_errors():
+        from ..bench import sweep as sweeping
+        from ..bench.attention import Task, measure, write_json
+
         files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
         base = Task(
             heads=heads,
@@ -100,9 +109,48 @@ def sweep(
         console.print(f"wrote {files[0]} and {files[1]}")
 
 
-@bench.command(
+@command(bench, epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")
+def synthetic(
+    tokens: Annotated[int, typer.Option(min=64, help="Video tokens of a call.")] = 8192,
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    reconstruction: ReconstructionName = "anchored",
+    backend: BackendName = "auto",
+) -> None:
+    """Run the operator on broad, medium and sparse synthetic heads and compare it with dense attention."""
+    table = figures(
+        f"{reconstruction} against dense attention: {heads} heads x {head_dim}, density {density:g}",
+        "head", "keys of\n95% mass", "dense\nms", "sparse\nms", "cold\nms", "speed\n-up", "density",
+        "error\nmean", "error\np99", "mean,\nnone",
+    )  # fmt: skip
+    with readable_errors():
+        from ..bench.attention import Task, measure
+
+        base = Task(
+            tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction
+        )
+        with console.status("measuring ...") as status:
+            for name in CONCENTRATIONS:
+                status.update(f"measuring a {name} head ...")
+                task = replace(base, concentration=name)
+                row, dropped = measure(task), measure(replace(task, repeats=1, reconstruction="none"))
+                table.add_row(
+                    name, f"{task.key_fraction:.1%}", f"{row.dense_ms:.0f}", f"{row.call_ms:.0f}",
+                    f"{row.cold_ms:.0f}", f"{row.speedup:.2f}", f"{row.density:.1%}", f"{row.mean_error:.3f}",
+                    f"{row.p99_error:.3f}", f"{dropped.mean_error:.3f}",
+                )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"{tokens} tokens, backend {row.backend}. Errors are relative to dense attention, per row: the "
+        f"output is an approximation. The speed-up can be {1 / density:.2f}x at most."
+    )
+
+
+@command(
+    bench,
     epilog="Examples:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json    "
-    "residua bench gpu --static --gpu h100 --model wan2.2"
+    "residua bench gpu --static --gpu h100 --model wan2.2",
 )
 def gpu(
     tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of the call.")] = None,
@@ -128,6 +176,8 @@ def gpu(
     """Measure every backend on an NVIDIA GPU against the dense kernels there (send us the JSON), or estimate
     a call without one."""
     with readable_errors():
+        from ..bench.attention import write_json
+
         target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
         if static:
             report = _estimate(tokens, heads, head_dim, density, gpu_name, model, quiet=json_path == "-")

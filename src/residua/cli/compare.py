@@ -8,18 +8,19 @@ from typing import Annotated
 
 import typer
 
-from .app import app, console, figures, readable_errors
-from .options import command_line, numbers, share, words
+from .app import command, console, figures, readable_errors
+from .options import command_line, count_or_share, numbers, words
 
 # What fits a terminal of 80 columns; the files have more.
 SHOWN = {
     "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "lpips": "LPIPS",
     "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
 }  # fmt: skip
+METHODS_DENSITY = 0.22  # of --methods, unless --densities says otherwise
 PROMPT = "a red circle moving right on a grey background"
 
 
-@app.command(
+@command(
     epilog="Example:  residua compare --model mini --densities 0.12,0.22 --reconstructions probe,anchored"
 )
 def compare(
@@ -28,6 +29,13 @@ def compare(
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
     reconstructions: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of the above, whole methods at the first of --densities: dense,sparge,svg2,svoo,"
+            "svg-ear,paper,anchored and others."
+        ),
+    ] = None,
     max_errors: Annotated[
         str | None, typer.Option(help="Also with these error bounds; may spend the largest of --densities.")
     ] = None,
@@ -44,32 +52,36 @@ def compare(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
     lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
+    pbench: Annotated[
+        Path | None, typer.Option(help="PBench scores by method (JSON), for --methods; nothing runs it here.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png.")] = Path("residua-compare"),
     force: Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")] = False,
 ) -> None:
     """Generate dense once per prompt and sparse with every setting; write a table, JSON and a plot."""
     with readable_errors():
-        _compare(context, SimpleNamespace(**context.params))
+        given = SimpleNamespace(**context.params)
+        (_compare if methods is None else _compare_methods)(context, given)
 
 
 def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here: the other commands must not wait for what generation needs.
-    from ..generation import loading, require_packages, sweep
+    from ..generation import loading, require_packages, tradeoff
     from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
     check_folder(given.out, given.force)
-    todo = sweep.settings(
+    todo = tradeoff.settings(
         [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
         words("reconstructions", given.reconstructions),
         Sparsity(
-            dense_steps=share("dense-steps", given.dense_steps),
-            dense_layers=share("dense-layers", given.dense_layers),
+            dense_steps=count_or_share("dense-steps", given.dense_steps),
+            dense_layers=count_or_share("dense-layers", given.dense_layers),
             min_tokens=given.min_tokens,
         ),
         [] if given.max_errors is None else numbers("max-errors", given.max_errors),
@@ -86,12 +98,67 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     }  # fmt: skip
     with step_bars() as watch:
         # Written after every setting: a long sweep that is stopped keeps what it has.
-        for rows, tokens in sweep.sweep(pipe, given.model, requests, todo, lpips, watch):
-            publish_folder(given.out, sweep.result_files(rows, {**facts, "tokens": tokens}))
-    table = figures(
-        f"{given.model}: quality against efficiency", "partition, reconstruction", *SHOWN.values()
-    )
+        for rows, tokens in tradeoff.rows_so_far(pipe, given.model, requests, todo, lpips, watch):
+            publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
+    unit, rows = tradeoff.in_readable_flops(rows)
+    columns = {**SHOWN, "pflops": unit}.values()
+    table = figures(f"{given.model}: quality against efficiency", "partition, reconstruction", *columns)
     for row in rows:
-        table.add_row(row.name, *sweep.cells(row, SHOWN))
+        table.add_row(row.name, *tradeoff.cells(row, SHOWN))
     console.print(table)
-    console.print(f"wrote {', '.join(str(given.out / name) for name in sweep.FILES)}", soft_wrap=True)
+    console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)
+
+
+def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
+    # Imported here: the other commands must not wait for what generation needs.
+    from ..generation import loading, method_table, require_packages
+    from ..generation.comparison import Sparsity
+    from ..generation.files import check_folder, publish_folder
+    from ..generation.run import Request, parse_size
+    from ..lab.video_quality import find_lpips
+    from .progress import step_bars
+
+    require_packages()
+    check_folder(given.out, given.force)
+    given_densities = context.get_parameter_source("densities")
+    by_default = given_densities is not None and given_densities.name == "DEFAULT"
+    density = METHODS_DENSITY if by_default else numbers("densities", given.densities)[0]
+    settings = {
+        name: Sparsity(
+            density=density, method=name, min_tokens=given.min_tokens,
+            dense_steps=count_or_share("dense-steps", given.dense_steps),
+            dense_layers=count_or_share("dense-layers", given.dense_layers),
+        )
+        for name in method_table.chosen_methods(words("methods", given.methods))
+    }  # fmt: skip
+    pbench = method_table.read_pbench(given.pbench)
+    height, width = (None, None) if given.size is None else parse_size(given.size)
+    prompts = given.prompt or [PROMPT]
+    requests = [Request(text, given.seed, given.steps, height, width, given.frames) for text in prompts]
+    lpips = find_lpips(given.lpips)
+    placement = loading.Placement(given.device, given.dtype, given.offload)
+    device = placement.torch_device.type
+    pipe = loading.load(given.model, placement)
+    facts = {
+        "model": given.model, "density": density, "prompts": prompts, "seed": given.seed,
+        "steps": given.steps,
+    }  # fmt: skip
+    unused = [
+        "partitions",
+        "reconstructions",
+        "max_errors",
+        "qualities",
+        *(["densities"] if by_default else []),
+    ]
+    command = command_line(context, ("out", "force", *unused))
+    with step_bars() as watch:
+        for found in method_table.measure(
+            pipe, given.model, requests, settings, lpips, watch, profile=device == "cpu", device=device,
+            pbench=pbench,
+        ):  # fmt: skip
+            publish_folder(given.out, method_table.result_files(found, facts, command))
+    report = method_table.make_report(found, facts, command)
+    console.print(report.tables[0].rich())
+    for name, reason in found.not_measured.items():
+        console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
+    console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)

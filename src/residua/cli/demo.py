@@ -6,20 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
 
-import torch
 import typer
 
-from ..config import Config
-from ..reconstruction import RECONSTRUCTIONS
-from .app import app, console, readable_errors
-from .options import alone, command_line, share
+from .app import command, console, readable_errors
+from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 
 FOLDER = Path("residua-demo")
 PROMPT = "a red circle moving right on a grey background"
 FPS = 12
 
 
-@app.command(
+@command(
     epilog="Example:  residua demo --quality fast --prompt 'a blue square moving up on a teal background'"
 )
 def demo(
@@ -61,13 +58,16 @@ def demo(
 
 def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here: the other commands must not wait for what generation needs.
+    import torch
+
+    from ..config import Config
     from ..generation import require_packages
     from ..generation.comparison import Sparsity, compare, machine
     from ..generation.files import check_folder, publish_folder
     from ..generation.loading import MINI, Placement, load
     from ..generation.page import result_files
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
     from .summary import busy, summary
 
@@ -84,8 +84,8 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
         quality=given.quality,
         max_error=given.max_error,
         reconstruction=given.reconstruction,
-        dense_steps=share("dense-steps", given.dense_steps),
-        dense_layers=share("dense-layers", given.dense_layers),
+        dense_steps=count_or_share("dense-steps", given.dense_steps),
+        dense_layers=count_or_share("dense-layers", given.dense_layers),
         min_tokens=0,  # a demo that stays dense because it is small would show nothing
     )
     if given.threads is not None:

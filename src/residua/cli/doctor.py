@@ -10,11 +10,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .. import doctor as doctoring
-from .app import app, console, readable_errors
+from .app import command, console, readable_errors
 
 
-@app.command(epilog="Examples:  residua doctor --json    residua doctor --compile-kernels")
+@command(epilog="Examples:  residua doctor --json    residua doctor --compile-kernels")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     compile_kernels: Annotated[
@@ -37,6 +36,8 @@ def doctor(
         with readable_errors():
             _self_test(as_json)
         return
+    from .. import doctor as doctoring
+
     facts = doctoring.report()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -45,6 +46,8 @@ def doctor(
 
 
 def _self_test(as_json: bool) -> None:
+    from .. import doctor as doctoring
+
     with console.status("testing the GPU kernels ..."):
         rows = doctoring.self_test()
     if as_json:

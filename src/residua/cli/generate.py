@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..config import Config
 from ..errors import InputError
-from ..reconstruction import RECONSTRUCTIONS
-from .app import app, console, readable_errors, writable
-from .options import alone, command_line, share
+from .app import command, console, readable_errors, writable
+from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 
 if TYPE_CHECKING:
     from ..generation.comparison import Comparison
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 MODEL_HELP = "Hub id, folder in the layout of diffusers, or mini."
 
 
-@app.command(
+@command(
     epilog="Example:  residua generate --model Wan-AI/Wan2.2-I2V-A14B-Diffusers --image first.png "
     "--prompt 'a cat walks' --quality balanced --out cat.mp4 --compare.  Several GPUs:  "
     "torchrun --nproc-per-node 4 -m residua generate ..."
@@ -70,10 +68,11 @@ def generate(
 
 def _generate(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here: the other commands must not wait for what generation needs.
+    from ..config import Config
     from ..generation import loading, require_packages
     from ..generation.comparison import Sparsity, compare
     from ..generation.run import Request, parse_size
-    from ..lab.metrics import find_lpips
+    from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
@@ -95,8 +94,8 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
     sparsity = Sparsity(
         None if given.config is None else Config.from_toml(given.config),
         given.density,
-        share("dense-steps", given.dense_steps),
-        share("dense-layers", given.dense_layers),
+        count_or_share("dense-steps", given.dense_steps),
+        count_or_share("dense-layers", given.dense_layers),
         given.min_tokens,
         given.max_error,
         given.reconstruction,

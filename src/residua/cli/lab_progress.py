@@ -53,6 +53,8 @@ def publish(report: Report, out: Path) -> None:
     for table in report.tables:
         console.print(table.rich())
         console.print()
+    for warning in report.warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}")
     for item in report.findings:
         colour = {"confirmed": "green", "contradicted": "red"}.get(item.verdict, "yellow")
         console.print(f"[{colour}]{item.verdict}[/{colour}]  {escape(item.claim)}: {escape(item.evidence)}")

@@ -9,8 +9,12 @@ import typer
 
 from ..errors import InputError
 
+# Written out here: the modules that know them take seconds to import, and `--help` must not wait for them.
+RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
+CONCENTRATIONS = ("broad", "medium", "sparse")
 
-def share(name: str, text: str | None) -> float | None:
+
+def count_or_share(name: str, text: str | None) -> float | None:
     """'2' is two of them, '0.1' a tenth of all."""
     if text is None:
         return None

@@ -1,19 +1,24 @@
-"""`residua analyze` and `residua ablate`: the paper's diagnostics and tables on captured calls."""
+"""The studies of captured calls: `residua analyze`, `ablate`, `reconstructions` and `rivals`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..config import Config
-from .app import app, readable_errors
-from .options import command_line
+from ..errors import InputError
+from .app import command, readable_errors
+from .options import command_line, words
+
+if TYPE_CHECKING:
+    from ..config import Config
 
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
 RECONSTRUCTIONS = Path("residua-reconstructions")
+QUICK_CALLS = 4
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
@@ -24,7 +29,7 @@ Out = Annotated[Path, typer.Option(help="Folder for the report.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")]
 
 
-@app.command(epilog="Example:  residua analyze captures --out residua-analyze")
+@command(epilog="Example:  residua analyze captures --out residua-analyze")
 def analyze(
     context: typer.Context,
     captures: Captures,
@@ -38,12 +43,14 @@ def analyze(
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
     with readable_errors():
+        from ..config import Config
+
         groups = {"query_groups": query_groups, "kv_groups": kv_groups}
         config = Config.paper(density=density, backend=backend, **groups)
         run_study("analyze", context, captures, config, quick, out, force)
 
 
-@app.command(epilog="Example:  residua ablate captures --out residua-ablate")
+@command(epilog="Example:  residua ablate captures --out residua-ablate")
 def ablate(
     context: typer.Context,
     captures: Captures,
@@ -57,9 +64,87 @@ def ablate(
 ) -> None:
     """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
+        from ..config import Config
+
         groups = {"query_groups": query_groups, "kv_groups": kv_groups}
         config = Config.paper(density=density, backend=backend, **groups)
         run_study("ablate", context, captures, config, quick, out, force)
+
+
+@command(epilog="Example:  residua reconstructions captures --out residua-reconstructions")
+def reconstructions(
+    context: typer.Context,
+    captures: Captures,
+    density: Annotated[float, typer.Option(help="What the ingredients of anchored may cost.")] = 0.22,
+    query_groups: Groups = None,
+    kv_groups: Groups = None,
+    backend: BackendName = "auto",
+    quick: Quick = False,
+    out: Out = RECONSTRUCTIONS,
+    force: Force = False,
+) -> None:
+    """Compare the reconstructions at equal cost, take anchored apart, check what calls say of their error."""
+    with readable_errors():
+        from ..config import Config
+
+        config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
+        run_study("reconstructions", context, captures, config, quick, out, force)
+
+
+@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
+def rivals(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="Captured calls: safetensors, with or without a manifest.")],
+    density: Density = 0.22,
+    methods: Annotated[str | None, typer.Option(help="Comma separated; default: all.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method; the median counts.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: PyTorch's.")] = None,
+    backend: Annotated[str, typer.Option(help="Attention backend for all methods, or auto.")] = "auto",
+    groups: Annotated[str | None, typer.Option(help="Query and K/V groups of all methods: 64,128.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=f"At most {QUICK_CALLS} calls.")] = False,
+    out: Out = Path("residua-rivals"),
+    force: Force = False,
+) -> None:
+    """Compare training-free sparse attention at matched density: error, pairs, products and time."""
+    with readable_errors():
+        _rivals(context, SimpleNamespace(**context.params))
+
+
+def _rivals(context: typer.Context, given: SimpleNamespace) -> None:
+    # imported here: the other commands must not wait for it
+    import torch
+
+    from ..config import Config
+    from ..generation.files import check_folder
+    from ..lab.captures import read_captures
+    from ..lab.rivals import find
+    from ..lab.studies.rivals.measure import StudySettings, measure_all
+    from ..lab.studies.rivals.report import make_report
+    from .lab_progress import call_bar, publish
+
+    check_folder(given.out, given.force)
+    chosen = find(None if given.methods is None else words("methods", given.methods))
+    settings = StudySettings(
+        Config(density=given.density).density, given.repeats, given.backend, _groups(given.groups)
+    )
+    calls = read_captures(given.folder)
+    if given.quick:
+        calls = calls[:: -(-len(calls) // QUICK_CALLS)]
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    with call_bar() as watch:
+        found, refused = measure_all(calls, chosen, settings, watch)
+    command = f"{command_line(context)} {given.folder.name}"
+    publish(make_report(found, refused, settings, command), given.out)
+
+
+def _groups(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    parts = words("groups", text)
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"--groups {text!r}: wanted two whole numbers, such as 64,128")
+    return int(parts[0]), int(parts[1])
 
 
 def run_study(
@@ -68,10 +153,10 @@ def run_study(
     """Reads a capture, studies it and publishes the report."""
     # imported here: the other commands must not wait for it
     from ..generation.files import check_folder
-    from ..lab.ablating import ablate as ablation
-    from ..lab.analysis import analyze as analysis
     from ..lab.captures import read_captures
-    from ..lab.comparing_repairs import compare_reconstructions
+    from ..lab.studies.ablations.report import ablate as ablation
+    from ..lab.studies.diagnostics.report import analyze as analysis
+    from ..lab.studies.reconstructions.report import compare_reconstructions
     from .lab_progress import call_bar, publish
 
     study = {"analyze": analysis, "ablate": ablation, "reconstructions": compare_reconstructions}[name]

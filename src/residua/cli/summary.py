@@ -7,6 +7,7 @@ import os
 from rich.table import Table
 
 from ..generation.comparison import Comparison
+from ..generation.flops import flops_unit
 from .app import figures
 
 WAITING = 0.1  # of the time: more, and a speed-up says as much about other programs as about this one
@@ -14,38 +15,40 @@ LOAD = 1.5  # runnable programs per core that we use
 
 
 def summary(comparison: Comparison) -> Table:
-    table = figures(f"{comparison.tokens:,} video tokens", "", "dense", "sparse")
+    """What was measured; why the rest was not stands below the table. Nothing sparse is said first."""
+    title = comparison.all_dense or f"{comparison.tokens:,} video tokens"
     dense, found = comparison.dense, comparison.quality
-    table.add_row(
+    table = figures(title, "", *(["sparse"] if dense is None else ["dense", "sparse"]))
+
+    def row(name: str, of_dense: str | None, sparse: str | None) -> None:
+        if sparse is not None:
+            table.add_row(name, *([] if dense is None else [of_dense or ""]), sparse)
+
+    row(
         "whole generation, seconds",
-        "-" if dense is None else f"{dense.timed.median:.1f}",
+        None if dense is None else f"{dense.timed.median:.1f}",
         f"{comparison.sparse.median:.1f}",
     )
-    table.add_row("speed-up", "", _number(comparison.speedup, "{:.2f}x"))
+    row("speed-up", None, _number(comparison.speedup, "{:.2f}x"))
     if dense is not None and comparison.cpu_speedup is not None:
-        table.add_row(
-            "processor seconds", f"{dense.timed.cpu_median:.1f}", f"{comparison.sparse.cpu_median:.1f}"
-        )
-        table.add_row("speed-up in processor time", "", f"{comparison.cpu_speedup:.2f}x")
-    table.add_row("cost of the sparse calls", "100.0%", _number(comparison.cost, "{:.1%}"))
-    table.add_row("density of the sparse calls", "", _number(comparison.density, "{:.1%}"))
-    table.add_row(
-        "density of all calls", "100.0%", _number(comparison.report.total.density_with_dense, "{:.1%}")
-    )
-    table.add_row("estimated error of attention", "", _number(comparison.report.total.error, "{:.4f}"))
+        row("processor seconds", f"{dense.timed.cpu_median:.1f}", f"{comparison.sparse.cpu_median:.1f}")
+        row("speed-up in processor time", None, f"{comparison.cpu_speedup:.2f}x")
+    row("cost of the sparse calls", "100.0%", _number(comparison.cost, "{:.1%}"))
+    row("density of the sparse calls", None, _number(comparison.density, "{:.1%}"))
+    row("density of all calls", "100.0%", _number(comparison.report.total.density_with_dense, "{:.1%}"))
+    row("estimated error of attention", None, _number(comparison.report.total.error, "{:.4f}"))
     dense_heads, chosen = comparison.report.total.dense_heads, comparison.report.total.chosen
     if dense_heads:
-        table.add_row("heads dense because of max error", "", f"{dense_heads} of {sum(chosen.values())}")
-    table.add_row(
-        "PFLOPs of the transformer",
-        _number(comparison.pflops(dense=True), "{:.3g}"),
-        _number(comparison.pflops(dense=False), "{:.3g}"),
-    )
-    table.add_row("PSNR, dB", "", _number(found.psnr, "{:.2f}"))
-    table.add_row("SSIM", "", _number(found.ssim, "{:.4f}"))
-    table.add_row("LPIPS", "", _number(found.lpips, "{:.4f}"))
-    reasons = [f"{name}: {reason}" for name, reason in found.not_measured.items()]
-    if reasons:
+        row("heads dense because of max error", None, f"{dense_heads} of {sum(chosen.values())}")
+    pflops = [comparison.pflops(dense=kind) for kind in (True, False)]
+    unit, factor = flops_unit(pflops)
+    amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
+    row(f"{unit} of the transformer", *amounts)
+    row("PSNR, dB", None, _number(found.psnr, "{:.2f}"))
+    row("SSIM", None, _number(found.ssim, "{:.4f}"))
+    row("LPIPS", None, _number(found.lpips, "{:.4f}"))
+    reasons = [f"not measured: {name}: {reason}" for name, reason in found.not_measured.items()]
+    if reasons and dense is not None:  # without a dense video there is nothing to explain
         table.caption, table.caption_justify = "\n".join(reasons), "left"
     return table
 
@@ -59,5 +62,5 @@ def busy(waiting: float | None, load: float | None, threads: int) -> str | None:
     return f"The machine was busy (load {load:.1f})" if load is not None and load > LOAD * cores else None
 
 
-def _number(value: float | None, form: str) -> str:
-    return "not measured" if value is None else form.format(value)
+def _number(value: float | None, form: str) -> str | None:
+    return None if value is None else form.format(value)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 from ..errors import IntegrationError
-from .families import Family, family_of, supported
+from ..integration import HostAttention, Settings
+from .families import Family, supported
 from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
-from .layer import Layer, Site
-from .settings import Settings, chosen_layers, part_of
-from .slots import Slot
-from .tracking import Tracker
+from .layer import ForwardPass, Layer
+from .processors import TaggedProcessor
+from .tracking import Offset, Tracker
 
 MARK = "_residua"
 
@@ -24,41 +24,63 @@ class Attachment:
         self,
         name: str,
         model: Any,
+        family: Family,
         settings: Settings,
         scheduler: Callable[[], Any],
         steps: int | None,
         profile: bool = False,
+        offset: Offset | None = None,
     ) -> None:
         self.name = name
         self.model = model
-        self.family = family_of(model)
-        self.tracker = Tracker(scheduler, self._new_run, steps)
-        self.site = Site(self.family, settings, self.tracker, profile=profile)
-        self.slots: list[Slot] = []
+        self.family = family
+        self.tracker = Tracker(scheduler, steps, offset)
+        self.now = ForwardPass(self.family, self.tracker)
+        modules = self._find_layers()
+        names = list(modules)
+        depths = [self.family.depth(model, layer, index) for index, layer in enumerate(names)]
+        self.host = HostAttention(
+            settings, layers=names, depths=depths, name=name, model=type(model).__name__,
+            family=self.family.name, preset=self.family.preset.source, profile=profile,
+            unsupported="dense" if family.generic else "stop",
+        )  # fmt: skip
+        self.layers = [
+            Layer(self.host, self.now, index, layer, depth)
+            for index, (layer, depth) in enumerate(zip(names, depths, strict=True))
+        ]
+        self._processors: list[TaggedProcessor] = []
         self._undo = ExitStack()
         try:
-            self._attach()
+            self._attach(modules)
         except BaseException:
             self._undo.close()
             raise
 
     @property
-    def layers(self) -> list[Layer]:
-        return [slot.layer for slot in self.slots]
+    def active(self) -> bool:
+        return self.now.active
 
-    def _attach(self) -> None:
+    def _find_layers(self) -> dict[str, Any]:
         check_parallel(self.model, self.family)
-        found = list(self.family.layers(self.model))
+        found = dict(self.family.layers(self.model))
         if not found:
+            if self.family.generic:
+                raise IntegrationError(
+                    f"{type(self.model).__name__}: none of its attention goes through the dispatcher of "
+                    "diffusers, so generic=True cannot reach it; docs/add-a-model.md: how to add a family"
+                )
             raise IntegrationError(
                 f"{type(self.model).__name__}: no module is called {self.family.attention!r}; this version "
                 "of diffusers builds the model differently: please report it"
             )
-        for layer, module in zip(self._make_layers(found), (module for _, module in found), strict=True):
-            slot = Slot(module, layer)
-            self._undo.callback(slot.restore)
-            slot.install()
-            self.slots.append(slot)
+        return found
+
+    def _attach(self, modules: dict[str, Any]) -> None:
+        for layer in self.layers:
+            processor = TaggedProcessor(modules[layer.name], layer)
+            self._undo.callback(processor.restore)
+            processor.install()
+            self._processors.append(processor)
         self._undo.enter_context(hooked(self.model, RootHook(self)))
         for method, wrap in (("cache_context", ContextWrap), ("_reset_stateful_cache", ResetWrap)):
             if hasattr(self.model, method):
@@ -68,37 +90,25 @@ class Attachment:
         setattr(self.model, MARK, Mark(self))
         self._undo.callback(delattr, self.model, MARK)
 
-    def _make_layers(self, found: list[tuple[str, Any]]) -> Iterator[Layer]:
-        names = [name for name, _ in found]
-        depths = [self.family.depth(self.model, name, index) for index, name in enumerate(names)]
-        dense = part_of(self.site.settings.dense_layers, max(depths) + 1)
-        chosen = chosen_layers(self.site.settings.layers, names)
-        for index, name in enumerate(names):
-            yield Layer(self.site, index, name, first=depths[index] < dense, selected=index in chosen)
-
     def before_forward(self, inputs: dict[str, Any]) -> None:
+        """Called before each forward pass of the transformer, with its arguments by name."""
         check_parallel(self.model, self.family)
-        for slot in self.slots:
-            slot.refresh()
+        for processor in self._processors:
+            processor.refresh()
         self.tracker.advance(self.family.timestep(inputs))
-        site = self.site
-        site.video, site.grid = self.family.tokens(self.model, inputs), self.family.grid(self.model, inputs)
-        site.grids.add(site.grid)
-
-    def _new_run(self) -> None:
-        for layer in self.layers:
-            layer.forget()
-            layer.log.settle()
+        self.now.video = self.family.tokens(self.model, inputs)
+        self.now.layout = self.family.layout(self.model, inputs)
+        self.now.grid = None if self.family.generic else self.family.grid(self.model, inputs)
 
     def forget(self) -> None:
-        """Drops the centres; the next forward pass begins a new run."""
+        """Drops what is carried between steps; the next forward pass begins a new run."""
         self.tracker.forget()
-        for layer in self.layers:
-            layer.forget()
+        self.host.reset()
 
     def detach(self) -> None:
+        """Puts the transformer back as it was."""
         self.forget()
-        self.site.active = False
+        self.now.active = False
         self._undo.close()
 
 

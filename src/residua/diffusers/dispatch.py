@@ -32,12 +32,12 @@ class LayerTag(str):
     diffusers' own look at it (enable_parallelism) still finds the dense backend."""
 
     layer: Layer
-    handle: Tensor  # the layer's number
+    number: Tensor  # the layer's, in the table of all tagged layers
 
     def __new__(cls, layer: Layer, backend: str) -> LayerTag:
         tag = super().__new__(cls, backend)
         number = next(_numbers)
-        tag.layer, tag.handle = layer, torch.tensor(number, device="cpu")  # reading it never waits
+        tag.layer, tag.number = layer, torch.tensor(number, device="cpu")  # reading it never waits
         _layers[number] = layer
         return tag
 
@@ -77,21 +77,25 @@ def tagged_dispatch(
             "residua.accelerate is for inference; run the model under torch.no_grad(), or remove()"
         )
     if dropout_p or attention_kwargs:
+        if backend.layer.now.family.generic:
+            return backend.layer.leave_dense(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs
+            )
         raise IntegrationError(
             f"got dropout_p={dropout_p}, attention_kwargs={attention_kwargs!r} in a self-attention call; "
             "Residua takes neither: remove() it for this model"
         )
-    handle = backend.handle
+    number = backend.number
     if parallel_config is None or parallel_config.context_parallel_config is None:
-        return attention_op(query, key, value, handle, attn_mask, scale, is_causal)
-    return _context_parallel(query, key, value, handle, attn_mask, scale, is_causal, parallel_config)
+        return attention_op(query, key, value, number, attn_mask, scale, is_causal)
+    return _context_parallel(query, key, value, number, attn_mask, scale, is_causal, parallel_config)
 
 
 def _context_parallel(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    handle: Tensor,
+    number: Tensor,
     mask: Tensor | None,
     scale: float | None,
     causal: bool,
@@ -104,7 +108,7 @@ def _context_parallel(
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any, **more: Any
     ) -> Tensor:
-        return attention_op(q, k, v, handle, mask, scale, causal)
+        return attention_op(q, k, v, number, mask, scale, causal)
 
     return attention_dispatch._templated_context_parallel_attention(
         q, k, v, mask, 0.0, causal, scale, False, False,
@@ -115,9 +119,9 @@ def _context_parallel(
 # Never part of a CUDA graph: the body keeps state and decides anew at each step.
 @torch.library.custom_op("residua::diffusers_attention", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def attention_op(
-    q: Tensor, k: Tensor, v: Tensor, handle: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, number: Tensor, mask: Tensor | None, scale: float | None, causal: bool
 ) -> Tensor:
-    layer = _layers.get(int(handle))
+    layer = _layers.get(int(number))
     if layer is None:
         raise IntegrationError("this layer's acceleration is gone; call accelerate() again on the model")
     return layer.run(q, k, v, mask, scale, causal).to(q.dtype).contiguous()
@@ -125,7 +129,7 @@ def attention_op(
 
 @attention_op.register_fake
 def _attention_shape(
-    q: Tensor, k: Tensor, v: Tensor, handle: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+    q: Tensor, k: Tensor, v: Tensor, number: Tensor, mask: Tensor | None, scale: float | None, causal: bool
 ) -> Tensor:
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..integration import Report, make_report
+from ..integration.report import Per
 from .attach import Attachment, attachment_of
-from .report import Report, make_report
 
 
 class Handle:
@@ -22,19 +23,22 @@ class Handle:
 
     @property
     def active(self) -> bool:
-        return any(attachment.site.active for attachment in self.attachments)
+        return any(attachment.active for attachment in self.attachments)
 
-    def report(self) -> Report:
-        """What happened since `accelerate` or `clear`. On CUDA this waits for the device."""
-        return make_report(self.attachments, self._remarks())
+    def report(self, per: Per = "layer", full: bool = False) -> Report:
+        """What happened since `accelerate` or `clear`. On CUDA this waits for the device.
+
+        Args:
+            per: The rows of the table: "layer", "step" or "branch".
+            full: Shows every layer, not only the 8 with the largest error.
+        """
+        hosts = [attachment.host for attachment in self.attachments]
+        return make_report(hosts, self._remarks()).view(per, full)
 
     def clear(self) -> None:
         """Sets the counters of the report to zero."""
         for attachment in self.attachments:
-            attachment.tracker.runs = 0
-            attachment.site.grids.clear()
-            for layer in attachment.layers:
-                layer.log.clear()
+            attachment.host.clear()
 
     def reset(self) -> None:
         """Drops what is carried between steps: the next forward pass is step 0 of a new run, from a cold
@@ -45,7 +49,7 @@ class Handle:
     def remove(self) -> None:
         """Puts every transformer back as it was; the report stays readable. Twice is harmless."""
         for attachment in self.attachments:
-            if attachment.site.active:
+            if attachment.active:
                 attachment.detach()
 
     def _remarks(self) -> Iterator[str]:
@@ -55,7 +59,7 @@ class Handle:
             current = unwrap(getattr(self._target, attachment.name, attachment.model))
             if current is not attachment.model:
                 yield f"{attachment.name} of the pipeline was replaced and runs dense; accelerate it again"
-            elif attachment.site.active and attachment_of(attachment.model) is not attachment:
+            elif attachment.active and attachment_of(attachment.model) is not attachment:
                 yield f"{attachment.name} was accelerated again by another call"
 
     def __enter__(self) -> Handle:
@@ -66,11 +70,14 @@ class Handle:
 
     def __repr__(self) -> str:
         parts = ", ".join(
-            f"{item.name}: {len(item.slots)} layers of {item.family.name}" for item in self.attachments
+            f"{item.name}: {len(item.layers)} layers of {item.family.name}" for item in self.attachments
         )
         return f"<residua.Handle {'active' if self.active else 'removed'}; {parts}>"
 
 
 def unwrap(model: Any) -> Any:
-    """The module inside a torch.compile wrapper."""
-    return getattr(model, "_orig_mod", model)
+    """The transformer inside the wrappers of torch.compile and peft."""
+    model = getattr(model, "_orig_mod", model)
+    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
+        return unwrap(model.get_base_model())
+    return model

@@ -35,7 +35,7 @@ class RootHook(Passenger):
 
     @torch.compiler.disable
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.attachment.site.active:
+        if self.attachment.active:
             self.attachment.before_forward(self._signature.bind_partial(module, *args, **kwargs).arguments)
 
     def __reduce__(self) -> Any:

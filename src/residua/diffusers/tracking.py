@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,20 +10,39 @@ import torch
 
 from ..errors import IntegrationError
 
+logger = logging.getLogger("residua.diffusers")
+
+
+class Offset:
+    """Where in the schedule the run began, shared by the transformers of a pipeline: the second one of Wan2.2
+    never sees the beginning."""
+
+    def __init__(self) -> None:
+        self._schedule: Any = None
+        self._steps = 0
+
+    def learn(self, schedule: Any, steps: int) -> None:
+        self._schedule, self._steps = schedule, steps
+
+    def of(self, schedule: Any) -> int | None:
+        """Steps of this schedule that the run skipped; None if nobody saw it begin."""
+        return self._steps if schedule is not None and self._schedule is schedule else None
+
 
 class Tracker:
     """Follows one transformer. `advance` is called before each forward pass, `enter` and `leave` by the
-    model's `cache_context`. A new run calls `on_new_run`, which drops everything that must not outlive a
-    run."""
+    model's `cache_context`. `runs` counts the runs that began."""
 
     def __init__(
-        self, scheduler: Callable[[], Any], on_new_run: Callable[[], None], steps: int | None = None
+        self, scheduler: Callable[[], Any], steps: int | None = None, offset: Offset | None = None
     ) -> None:
         self._scheduler = scheduler
-        self._on_new_run = on_new_run
         self._steps = steps
+        self._shared = offset or Offset()
         self.runs = 0
         self._context: tuple[str, dict[str, Any]] | None = None
+        self._stands_still = False  # the scheduler, while another one drives the transformer
+        self._schedule: Any = None
         self.forget()
 
     def forget(self) -> None:
@@ -30,9 +50,11 @@ class Tracker:
         self.step = -1
         self.branch = ""
         self._calls = 0  # forward passes in this step
-        self._schedule: Any = None
-        self._timestep: Any = None  # of the previous forward pass, while the scheduler does not tell the step
+        self._named: set[str] = set()  # branches that the step has had
+        self._timestep: Any = None  # of the previous forward pass
+        self._index: int | None = None  # of the scheduler, at the previous forward pass
         self._changes = 0
+        self._counted = False  # whether the last step was told by changes of the timestep
 
     def enter(self, name: str, info: dict[str, Any]) -> None:
         self._context = (name, info)
@@ -44,30 +66,63 @@ class Tracker:
         """Places the coming forward pass."""
         schedule = getattr(self._scheduler(), "timesteps", None)
         # set_timesteps makes a new tensor; holding the old one keeps its identity from being reused.
-        if self.step < 0 or schedule is not self._schedule:
+        if schedule is not self._schedule:
+            self._stands_still = False
+            self._begin(schedule)
+        elif self.step < 0:
             self._begin(schedule)
         step = self._locate(timestep)
         if step < self.step:
             self._begin(schedule)
             step = self._locate(timestep)
-        self._calls = self._calls + 1 if step == self.step else 0
+        if step != self.step:
+            self._calls, self._named = 0, set()
+        else:
+            self._calls += 1
         self.step = step
         self.branch = self._context[0] if self._context else f"call {self._calls}"
+        self._named.add(self.branch)
 
     def _begin(self, schedule: Any) -> None:
         self.forget()
         self._schedule = schedule
         self.runs += 1
-        self._on_new_run()
 
     def _locate(self, timestep: Any) -> int:
         info = self._context[1] if self._context else {}
         if info.get("step_index") is not None:
             return int(info["step_index"])
-        scheduler = self._scheduler()
-        if getattr(scheduler, "step_index", None) is not None:
-            # Counted from where the run began: image-to-video may skip the first part of the schedule.
-            return int(scheduler.step_index) - self._offset()
+        index = getattr(self._scheduler(), "step_index", None)
+        if index is None or self._stands_still:
+            self._counted = True
+            return self._count(timestep)
+        if index == self._index and self._moved_without(timestep):
+            return self._follow_timesteps(timestep)
+        if self._counted:
+            # The first index after the run began, so this is at least the second step. Video-to-video may
+            # begin in the middle of the schedule.
+            self._shared.learn(self._schedule, int(index) - max(1, self._count(timestep)))
+            self._counted = False
+        self._index, self._timestep = index, timestep
+        return max(0, int(index) - self._offset())
+
+    def _moved_without(self, timestep: Any) -> bool:
+        """Whether the timestep changed although the scheduler did not. Looked at only when a branch comes a
+        second time in a step, because it waits for the device."""
+        again = self._context[0] in self._named if self._context else self._calls >= 0
+        if not again or timestep is None or self._timestep is None:
+            return False
+        before, now = torch.as_tensor(self._timestep), torch.as_tensor(timestep)
+        return before.shape != now.shape or not torch.equal(before, now.to(before.device))
+
+    def _follow_timesteps(self, timestep: Any) -> int:
+        self._stands_still = True
+        logger.warning(
+            "the scheduler does not move while the transformer runs: steps are counted from the timesteps. "
+            "If another scheduler drives it, pass that one as scheduler="
+        )
+        self.step, self._changes = 0, 0  # what came before was the first step
+        self._timestep = torch.as_tensor(self._timestep).detach().clone()
         return self._count(timestep)
 
     def _count(self, timestep: Any) -> int:
@@ -82,13 +137,14 @@ class Tracker:
         before, self._timestep = self._timestep, now
         if before is None or (before.shape == now.shape and torch.equal(before, now)):
             return self._changes
-        if self._schedule is None and bool(now.max() > before.max()):
+        if _noise_rises(before, now):
             return -1  # noise only falls within a run
         self._changes += 1
         return self._changes
 
     def _offset(self) -> int:
-        return int(getattr(self._scheduler(), "begin_index", None) or 0)
+        told = self._shared.of(self._schedule)
+        return int(getattr(self._scheduler(), "begin_index", None) or 0) if told is None else told
 
     def total_steps(self) -> int | None:
         """How many steps the run has, or None if nothing says so."""
@@ -98,3 +154,12 @@ class Tracker:
         if self._steps is not None:
             return self._steps
         return None if self._schedule is None else max(1, len(self._schedule) - self._offset())
+
+
+def _noise_rises(before: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether the noise went up for all frames at once. Diffusion forcing has a level for each frame, and
+    those of new frames are higher."""
+    if not before.numel() or not now.numel():
+        return False
+    even = bool((before == before.flatten()[0]).all()) and bool((now == now.flatten()[0]).all())
+    return even and bool(now.max() > before.max())

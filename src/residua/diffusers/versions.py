@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from typing import Any
 
 from ..errors import IntegrationError
 
-OLDEST, TOO_NEW = (0, 36), (0, 43)
+logger = logging.getLogger("residua.diffusers")
+_warned: set[str] = set()  # versions
+
+OLDEST, NEWEST = (0, 36), (0, 42)  # that the tests run with
 DISPATCH = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 DISPATCH_KEYWORDS = ("attention_kwargs", "backend", "parallel_config")
 
@@ -27,10 +31,18 @@ def require_diffusers() -> Any:
 
 
 def check_version(version: str) -> None:
+    """Refuses what is known to be too old. A newer version than those tested is tried with a warning: what
+    Residua needs of it is looked at by `check_parts`, and each processor when it is attached."""
     found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or not OLDEST <= (int(found[1]), int(found[2])) < TOO_NEW:
+    release = None if found is None else (int(found[1]), int(found[2]))
+    if release is not None and release < OLDEST:
         raise IntegrationError(
-            f"diffusers {version}: Residua attaches to 0.36 up to 0.42; pip install 'diffusers>=0.36,<0.43'"
+            f"diffusers {version}: Residua attaches to 0.36 and newer; pip install 'diffusers>=0.36,<0.43'"
+        )
+    if (release is None or release > NEWEST) and version not in _warned:
+        _warned.add(version)
+        logger.warning(
+            "diffusers %s was not tested with Residua (0.36 to 0.42 were); compare with dense", version
         )
 
 

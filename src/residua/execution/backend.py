@@ -192,6 +192,13 @@ class Backend:
         """
         return plain.add_affine(out, left, right, bias, dtype)
 
+    def row_peaks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest finite magnitude of every row, and whether the whole row is finite.
+
+        x [B, H, N, D] -> peaks [B, H, N] fp32 (fp64 for fp64 rows), finite [B, H, N] bool
+        """
+        return plain.row_peaks(x)
+
     def only_finite(self, x: Tensor) -> Tensor:
         """x in fp32, with zeros for NaN and Inf; maybe x itself."""
         return torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -211,6 +218,25 @@ class Backend:
         """F with F F^T = the metric [..., D, D] in its leading space, over its mean eigenvalue there; any
         rotation of its columns will do.  # [..., D, rank] fp32"""
         return leading_factor(metric, rank)
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y in fp32 for small matrices. In a backend that is deterministic across batches a product does
+        not depend on the others beside it, which `torch.matmul` does not promise.
+
+        x [..., M, K], y [..., K, N] with the same leading dimensions -> [..., M, N] fp32
+        """
+        return x.float() @ y.float()
+
+    def shared_directions(
+        self, spread: Tensor, covariance: Tensor, rank: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The `rank` directions in which both queries and keys vary most, as maps to coordinates with
+        y_q . y_k = scale * q . k as far as they go; the keys' coordinates have unit variance.
+
+        spread [..., D, D] fp64 of queries around their anchors, covariance [..., D, D] fp64 of keys around
+        their centroids -> map of queries, map of keys, [..., D, rank] fp32 each
+        """
+        return plain.shared_directions(spread, covariance, rank, scale)
 
     def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool

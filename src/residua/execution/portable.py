@@ -32,7 +32,7 @@ class Portable(Backend):
         batch, heads, rows, _ = q.shape
         shares = heads // max(1, k.shape[1])
         out = torch.zeros(batch, heads, rows, v.shape[-1], dtype=out_dtype or q.dtype, device=q.device)
-        lse = torch.full((batch, heads, rows), -torch.inf, device=q.device)
+        lse = torch.full((batch, heads, rows), -torch.inf, dtype=torch.float32, device=q.device)
         keys = gather_rows(k, route.kv.order)  # group-major
         values = gather_rows(v, route.kv.order)
         lengths = route.kv.sizes
@@ -78,7 +78,7 @@ class _GroupSummary:
         if self.basis is None or self.origin is None or self.curve is None or self.slope is None:
             return None
         y = q @ self.basis.to(q) - self.origin.to(q)
-        return (y.square() @ self.curve.to(q)).clamp(max=MAX_BEND), y @ self.slope.to(q)
+        return (y * self.curve.to(q) * y).sum(-1).clamp(max=MAX_BEND), y @ self.slope.to(q)
 
 
 def _summary_of(summary: SummaryKeys | None, b: int, h: int, a: int, g: int) -> _GroupSummary | None:

@@ -30,7 +30,7 @@ class Reference(Backend):
         shares = heads // max(1, k.shape[1])
         working = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = torch.zeros(batch, heads, rows, v.shape[-1], dtype=out_dtype or q.dtype, device=q.device)
-        lse = torch.full((batch, heads, rows), -torch.inf, device=q.device)
+        lse = torch.full((batch, heads, rows), -torch.inf, dtype=torch.float32, device=q.device)
         for b in range(batch):
             for h in range(heads):
                 query, keys, values = (t.to(working) for t in (q[b, h], k[b, h // shares], v[b, h // shares]))
@@ -103,7 +103,7 @@ def _drift(drift: Drift, query: Tensor, group: Tensor, b: int, h: int) -> tuple[
     shares = drift.origin.shape[1] // drift.basis.shape[1]
     origin, curve, slope = (t[b, h].to(query.dtype)[group] for t in (drift.origin, drift.curve, drift.slope))
     y = query @ drift.basis[b, h // shares].to(query.dtype) - origin  # [Nq, R]
-    return (y.square() * curve).sum(-1).clamp(max=MAX_BEND), torch.einsum("nr,nrd->nd", y, slope)
+    return (y * curve * y).sum(-1).clamp(max=MAX_BEND), torch.einsum("nr,nrd->nd", y, slope)
 
 
 def _rowwise(weights: Tensor, values: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
-from ..diffusers.quality import find_quality
-from ..lab.metrics import Lpips, Quality, quality
+from ..integration import find_quality
+from ..lab.video_quality import Lpips, VideoQuality, quality
+from ..methods import find_method
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 
@@ -35,12 +36,15 @@ class Sparsity:
     max_error: float | None = None
     reconstruction: str | None = None
     quality: str | None = None  # instead of a config and of what goes over it
+    method: str | None = None  # who answers the sparse calls; None: Residua, as the config says
 
     def __post_init__(self) -> None:
         """Refused now, not after a model is loaded."""
         if self.quality is not None:
             find_quality(self.quality)
-        (self.config or Config()).replace(**self._changes)
+        config = (self.config or Config()).replace(**self._changes)
+        if self.method is not None:
+            find_method(self.method).settings(config)
 
     @property
     def _changes(self) -> dict[str, Any]:
@@ -53,8 +57,9 @@ class Sparsity:
             config = (config or preset_config(pipe)).replace(**self._changes)
         return accelerate(
             pipe,
-            quality=self.quality,
+            quality=self.quality,  # type: ignore[arg-type]
             config=config,
+            method=self.method,
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
             min_tokens=self.min_tokens,
@@ -86,6 +91,7 @@ class Baseline:
 
     timed: Timed
     linear_flops: int | None  # per forward pass
+    attention_share: float | None = None  # of the time of a dense step; None: not measured
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Comparison:
     dense: Baseline | None
     passes: int  # forward passes of the transformers in one generation
     report: Report
-    quality: Quality
+    quality: VideoQuality
     vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or why not
 
     @property
@@ -125,7 +131,7 @@ class Comparison:
 
     @property
     def on_gpu(self) -> bool:
-        return "CUDA" in self.report.clock
+        return "CUDA" in self.report.timed_by
 
     @property
     def density(self) -> float | None:
@@ -142,6 +148,19 @@ class Comparison:
         """Every metric without a value, and why."""
         scores = {"vbench": self.vbench} if isinstance(self.vbench, str) else {}
         return {**self.quality.not_measured, **scores}
+
+    @property
+    def all_dense(self) -> str | None:
+        """Why nothing was sparse, or None if something was."""
+        total = self.report.total
+        if total.sparse:
+            return None
+        reasons = sorted(total.dense, key=lambda reason: -total.dense[reason])
+        settings = [transformer.settings for transformer in self.report.transformers]
+        least = max((found["min_tokens"] for found in settings), default=0)
+        if 0 < self.tokens < least:
+            return f"{self.tokens:,} tokens < min_tokens {least:,}: all dense"
+        return f"all dense: {', '.join(reasons) or 'no attention call was seen'}"
 
     @property
     def tokens(self) -> int:
@@ -174,6 +193,7 @@ class Comparison:
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
             "quality": self.sparsity.quality,
+            "all_dense": self.all_dense,
             "cost": self.cost,
             "density": self.density,
             "density_with_dense": total.density_with_dense,
@@ -239,7 +259,7 @@ def compare(
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
     baseline = Baseline(_timed(dense_runs), linear_flops) if dense else None
-    return judged(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
+    return _compared(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
 
 
 def against(
@@ -251,17 +271,30 @@ def against(
     *,
     lpips: Lpips | str,
     steps: Progress,
+    profile: bool = False,
 ) -> Comparison:
     """One more sparse generation against a dense one that exists already."""
-    with sparsity.accelerate(pipe, profile=False) as handle, counted_passes(pipe) as passes:
+    with sparsity.accelerate(pipe, profile=profile) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
-    return judged(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
+    return _compared(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
 
 
-def dense_baseline(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> Baseline:
+def dense_baseline(
+    pipe: Any, request: Request, sparsity: Sparsity, watch: Watch, split: bool = False
+) -> Baseline:
+    """The dense clip; `split` also finds which part of its time is attention, from one more step."""
     linear_flops = warm_up(pipe, request, sparsity, watch)
-    return Baseline(_timed([generate(pipe, request, watch("dense"))]), linear_flops)
+    attention = _attention_share(pipe, request, watch) if split else None
+    return Baseline(_timed([generate(pipe, request, watch("dense"))]), linear_flops, attention)
+
+
+def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
+    """How much of a dense step is self-attention: every call stays dense, and is timed."""
+    with accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
+        run = generate(pipe, replace(request, steps=WARM_UP_STEPS), watch("dense, attention timed"))
+        seconds = handle.report().total.dense_seconds
+    return min(1.0, seconds / run.seconds) if run.seconds > 0 else None
 
 
 def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> int | None:
@@ -276,7 +309,7 @@ def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> in
     return passes.linear_flops
 
 
-def judged(
+def _compared(
     model: str,
     request: Request,
     sparsity: Sparsity,
@@ -286,10 +319,16 @@ def judged(
     report: Report,
     lpips: Lpips | str,
 ) -> Comparison:
-    found = Quality.nothing("there is no dense video to compare with")
+    found = VideoQuality.nothing("there is no dense video to compare with")
     if dense is not None:
         found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
     return Comparison(model, request, sparsity, sparse, dense, passes, report, found)
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Over the prompts; None if one is missing, because a mean over other prompts is not comparable."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def machine() -> dict[str, Any]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 COMPONENTS = ("transformer", "transformer_2")
+UNITS = {"PFLOPs": 1.0, "TFLOPs": 1e3, "GFLOPs": 1e6}  # how many of them are a PFLOP
+
+
+def flops_unit(pflops: Iterable[float | None]) -> tuple[str, float]:
+    """The unit in which the largest of some PFLOPs is a number that can be read, and its factor."""
+    largest = max((value for value in pflops if value is not None), default=1.0)
+    readable = (found for found in UNITS.items() if largest * found[1] >= 1)
+    return next(readable, list(UNITS.items())[-1])
 
 
 class Passes:

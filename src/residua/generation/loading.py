@@ -40,10 +40,7 @@ class Placement:
     @property
     def torch_device(self) -> torch.device:
         if self.device != "auto":
-            try:
-                return torch.device(self.device)
-            except RuntimeError:
-                raise InputError(f"device={self.device!r}: wanted auto, cpu, cuda or cuda:1") from None
+            return _present(self.device)
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -53,6 +50,29 @@ class Placement:
         if self.dtype != "auto":
             return DTYPES[self.dtype]
         return torch.float32 if self.torch_device.type == "cpu" else torch.bfloat16
+
+
+def _present(name: str) -> torch.device:
+    """A device that was asked for by name, refused here if this machine does not have it."""
+    wanted = "wanted auto, cpu, cuda or cuda:1"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device={name!r}: {wanted}") from None
+    if device.type == "cpu":
+        return device
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) < count:
+            return device
+        found = f"finds {count} CUDA device(s)" if count else "finds no CUDA device"
+        raise InputError(
+            f"device={name!r}: torch {torch.__version__} {found}; use --device cpu, or install a CUDA build "
+            "of torch on a machine with an NVIDIA GPU"
+        )
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return device
+    raise InputError(f"device={name!r}: not on this machine; {wanted}")
 
 
 def load(model: str, placement: Placement) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from .. import __version__
+from .. import __version__, json_text
+from ..lab.report import style
 from .comparison import Comparison
+from .flops import flops_unit
 from .videos import (
     contact_sheet,
     difference,
@@ -55,7 +56,7 @@ def result_files(comparison: Comparison, fps: int, command: str) -> dict[str, by
 
 
 def report_json(comparison: Comparison) -> bytes:
-    return (json.dumps(comparison.to_dict(), indent=2, allow_nan=False) + "\n").encode()
+    return (json_text.dumps(comparison.to_dict(), indent=2) + "\n").encode()
 
 
 def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
@@ -66,7 +67,8 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
-    script, style = (_template(name) for name in ("report.js", "report.css"))
+    script = (files(TEMPLATES[0]) / TEMPLATES[1] / "report.js").read_text(encoding="utf-8").strip()
+    unit, factor = flops_unit([comparison.pflops(dense=True), comparison.pflops(dense=False)])
     page = environment.get_template("report.html").render(
         facts=comparison.to_dict(),
         cards=_cards(comparison),
@@ -78,15 +80,13 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         fps=fps,
         command=command,
         script=script,
-        style=style,
+        style=style("report.css", package=TEMPLATES[0]),
+        flops_unit=unit,
+        flops_factor=factor,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
     )
     return page.encode()
-
-
-def _template(name: str) -> str:
-    return (files(TEMPLATES[0]) / TEMPLATES[1] / name).read_text(encoding="utf-8").strip()
 
 
 def _captions(comparison: Comparison) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _cost_remark(comparison: Comparison) -> str:
     if comparison.cost is None:
         return "every call stayed dense"
     dense = comparison.report.total.dense_heads
-    return "of dense attention: pairs, router and tail" + (f"; {dense} heads ran dense" if dense else "")
+    return "of dense attention: pairs, router and summary" + (f"; {dense} heads ran dense" if dense else "")
 
 
 def _density_remark(comparison: Comparison) -> str:

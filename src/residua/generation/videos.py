@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 
-LEAST_PIXELS = 256  # smaller clips are enlarged: chroma subsampling and players are unkind to 64 pixels
+MIN_PIXELS = 256  # smaller clips are enlarged: chroma subsampling and players are unkind to 64 pixels
 LABEL = 22  # height of a caption
 PAPER, INK = (255, 255, 255), (30, 30, 40)
 
@@ -28,7 +28,7 @@ def to_pixels(video: Any) -> np.ndarray:
     return (frames.astype(np.float32).clip(0, 1) * 255).round().astype(np.uint8)
 
 
-def enlarged(pixels: np.ndarray, least: int = LEAST_PIXELS) -> np.ndarray:
+def enlarged(pixels: np.ndarray, least: int = MIN_PIXELS) -> np.ndarray:
     """Every pixel repeated a whole number of times, until the shorter side has `least`."""
     factor = max(1, -(-least // min(pixels.shape[-3:-1])))
     return pixels.repeat(factor, axis=-3).repeat(factor, axis=-2)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-
-PLACES, GOLDEN = 1 << 16, 40503  # their ratio is the golden one
+from ..golden import ONE, spread_indices, spread_places
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,12 @@ def kmeans_labels(
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
     """One row of each of `groups` equal parts of the sequence, counted among the valid rows only.  # [G, C]
 
-    Where in its part a row lies follows the golden ratio. Rows at equal distances would all lie in one
-    column of the picture whenever that distance is a multiple of its width."""
+    Where in its part a row lies follows the golden ratio."""
     heads, rows = shape
-    part = torch.arange(groups, device=device)
-    place = part * PLACES + part * GOLDEN % PLACES  # [C], in parts of a PLACES-th
     if valid is None:
-        return (place * rows // (groups * PLACES)).expand(heads, groups)
+        return spread_indices(groups, rows, device).expand(heads, groups)
     ranked = torch.argsort(valid.logical_not().to(torch.uint8), dim=-1, stable=True)  # valid rows first
-    return ranked.gather(-1, place * valid.sum(-1, keepdim=True) // (groups * PLACES))
+    return ranked.gather(-1, spread_places(groups, device) * valid.sum(-1, keepdim=True) // (groups * ONE))
 
 
 def first_centres(x: Tensor, groups: int, valid: Tensor | None) -> Tensor:

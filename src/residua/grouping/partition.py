@@ -54,7 +54,9 @@ class KeyResponse(Partitioner):
     name = "key-response"
 
     def key_factor(self, call: Call, sizes: Sizes, backend: Backend) -> Tensor | None:
-        metric = key_metric(call.free_queries.take(call.q, 2), sizes.metric_rows, backend)  # [B, H, D, D]
+        metric = key_metric(
+            call.free_queries.take(call.q, 2), sizes.metric_rows, sizes.metric_spacing, backend
+        )  # [B, H, D, D]
         if call.shares > 1:
             # heads that share keys share the metric: the mean over them is the metric of all their rows
             metric = metric.unflatten(1, (call.k.shape[1], call.shares)).mean(2)

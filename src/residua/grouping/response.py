@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
+from ..golden import spread_indices
 
 
 def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
@@ -14,13 +15,15 @@ def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * total // max(1, count)
 
 
-def key_metric(q: Tensor, rows: int, backend: Backend) -> Tensor:
-    """M_K = Q_s^T Q_s / M_s over `rows` evenly spaced query rows, all of them if there are fewer.
+def key_metric(q: Tensor, rows: int, spacing: str, backend: Backend) -> Tensor:
+    """M_K = Q_s^T Q_s / M_s over `rows` query rows, all of them if there are fewer, spaced as
+    `Config.metric_spacing` says.
 
     q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would poison every group.
     """
     total = q.shape[-2]
-    index = evenly_spaced(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
+    place = spread_indices if spacing == "golden" else evenly_spaced
+    index = place(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
     return backend.second_moment(backend.gather_rows(q, index), None, centred=False)
 
 

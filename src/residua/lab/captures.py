@@ -78,7 +78,7 @@ class CapturedCall:
         return tuple(x.reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
 
     def call(self) -> Call:
-        """The loaded tensors, judged, with text tokens pinned."""
+        """The loaded tensors, validated, with text tokens pinned."""
         return validate(
             *self.load(), scale=self.scale, pinned_keys=self.text, exact_queries=self.text_queries
         )

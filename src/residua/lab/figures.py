@@ -1,16 +1,31 @@
-"""Figures of the lab, drawn without a display and without touching matplotlib's global state."""
+"""Figures of the lab, drawn without a display and without touching matplotlib's global state. Each is made
+twice: as PNG for files, and as SVG whose text and axes take the colours of the page that it stands in."""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from ..errors import InputError
+from ..palette import GRID, INK, MARKS, OTHERS, PART_COLOURS, REFERENCE, RESIDUA, colours
 
-INK, GRID = "#1d2230", "#e4e2dd"
-COLOURS = ("#3563d9", "#d2593c", "#2c8a6b", "#e0b04a", "#a36bc2", "#5d6b82", "#4cb3a4", "#93a1b5")
-MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# Colours of a drawing -> variables of the page.
+PAGE_COLOURS = {INK: "var(--ink)", GRID: "var(--line)", RESIDUA: "var(--blue)"}
+MANY_POINTS = 2000  # of a scatter: more are drawn as a picture inside the SVG
+_FONTS = re.compile(r"(font: [^;\"]*?px) [^;\"]*")
+_PROLOGUE = re.compile(r"^.*?(?=<svg)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure, twice."""
+
+    png: bytes
+    svg: str  # an element to stand in a page
 
 
 def canvas(columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 3.9) -> tuple[Any, Any]:
@@ -24,51 +39,74 @@ def canvas(columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 
     for axis in axes.flat:
         axis.grid(color=GRID, linewidth=0.8)
         axis.set_axisbelow(True)
+        axis.tick_params(which="both", color=INK, labelcolor=INK)
+        for part in (axis.title, axis.xaxis.label, axis.yaxis.label):
+            part.set_color(INK)
+        for side in ("left", "bottom"):
+            axis.spines[side].set_color(INK)
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     return figure, axes
 
 
-def to_png(figure: Any) -> bytes:
-    stream = io.BytesIO()
-    # no time and no program name: the same numbers give the same file
-    figure.savefig(stream, format="png", dpi=130, metadata={"Software": None})
-    return stream.getvalue()
+def drawn(figure: Any) -> Drawing:
+    """The figure as files. No time, no program name, no random ids: the same numbers give the same bytes."""
+    from matplotlib import rc_context
+
+    png, svg = io.BytesIO(), io.StringIO()
+    figure.savefig(png, format="png", dpi=130, metadata={"Software": None})
+    figure.patch.set_visible(False)
+    for axis in figure.axes:
+        axis.patch.set_visible(False)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residua"}):
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    return Drawing(png.getvalue(), _for_page(svg.getvalue()))
 
 
-def support_scatter(points: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> bytes:
+def _for_page(svg: str) -> str:
+    """Without the prologue of a file, as wide as its place, in the page's colours and fonts."""
+    svg = _PROLOGUE.sub("", svg)
+    opening, rest = svg.split(">", 1)
+    svg = re.sub(r' (width|height)="[^"]*"', "", opening) + ">" + rest
+    for colour, variable in PAGE_COLOURS.items():
+        svg = svg.replace(colour, variable)
+    return _FONTS.sub(r"\1 system-ui, sans-serif", svg).strip()
+
+
+def support_scatter(points: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> Drawing:
     """Figure (a): partition -> model -> (row-wise, pooled) support of each group of rows."""
     figure, axes = canvas(len(points))
     for axis, (partition, models) in zip(axes[0], points.items(), strict=True):
         axis.plot([1e-4, 1], [1e-4, 1], color=INK, linewidth=0.8, linestyle="--")
-        for place, (model, pairs) in enumerate(models.items()):
-            colour = COLOURS[place % len(COLOURS)]
-            axis.scatter(*zip(*pairs, strict=True), s=9, alpha=0.35, color=colour, label=model, linewidths=0)
+        many = sum(map(len, models.values())) > MANY_POINTS
+        for model, colour in colours(list(models)).items():
+            x, y = zip(*models[model], strict=True)
+            axis.scatter(x, y, s=9, alpha=0.35, color=colour, label=model, linewidths=0, rasterized=many)
         lowest = min(value for pairs in models.values() for pair in pairs for value in pair)
         axis.set(
             xscale="log", yscale="log", xlim=(0.7 * lowest, 1.1), ylim=(0.7 * lowest, 1.1),
             title=f"{partition} groups",
             xlabel="support of a row (share of keys)", ylabel="pooled support of 8 rows",
         )  # fmt: skip
-        legend = axis.legend(frameon=False, fontsize=8, loc="upper left")
+        legend = axis.legend(frameon=False, fontsize=8, loc="upper left", labelcolor=INK)
         for handle in legend.legend_handles:
             handle.set_alpha(1)
-    return to_png(figure)
+    return drawn(figure)
 
 
-def mass_against_error(points: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
+def mass_against_error(points: Mapping[str, Sequence[tuple[float, float]]]) -> Drawing:
     """Figure (b): model -> (skipped mass, p99 error) of each call and density."""
     figure, axes = canvas(width=6.4, height=4.2)
     axis = axes[0, 0]
-    for place, (model, pairs) in enumerate(points.items()):
-        colour, mark = COLOURS[place % len(COLOURS)], MARKS[place % len(MARKS)]
-        axis.scatter(*zip(*pairs, strict=True), s=26, alpha=0.75, color=colour, marker=mark, label=model)
+    for (model, colour), mark in zip(colours(list(points)).items(), cycle(MARKS), strict=False):
+        x, y = zip(*points[model], strict=True)
+        axis.scatter(x, y, s=26, alpha=0.75, color=colour, marker=mark, label=model)
     axis.set(
         xscale="log", yscale="log", ylabel="p99 row error",
         xlabel="attention mass that the route skips (mean over rows)",
     )  # fmt: skip
-    axis.legend(frameon=False, fontsize=8)
-    return to_png(figure)
+    axis.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return drawn(figure)
 
 
 def curves(
@@ -77,16 +115,18 @@ def curves(
     ylabel: str,
     marker_at: float | None = None,
     log: bool = False,
-) -> bytes:
-    """One panel per title, one line per name through its (x, y) points."""
+    residua: str | None = None,
+) -> Drawing:
+    """One panel per title, one line per name through its (x, y) points; `residua` names our line."""
     columns = min(2, len(panels))
     figure, axes = canvas(columns, -(-len(panels) // columns), width=4.9, height=3.4)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (title, lines) in zip(axes.flat, panels.items(), strict=False):
-        for place, (name, pairs) in enumerate(lines.items()):
-            colour, mark = COLOURS[place % len(COLOURS)], MARKS[place % len(MARKS)]
-            axis.plot(*zip(*pairs, strict=True), marker=mark, markersize=4.5, color=colour, label=name)
+        chosen = colours(list(lines), residua)
+        for (name, pairs), mark in zip(lines.items(), cycle(MARKS), strict=False):
+            x, y = zip(*pairs, strict=True)
+            axis.plot(x, y, marker=mark, markersize=4.5, color=chosen[name], label=name)
         if marker_at is not None:
             axis.axvline(marker_at, color=INK, linewidth=0.8, linestyle="--")
         axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
@@ -96,8 +136,11 @@ def curves(
             axis.set_ylim(bottom=0)
     # below the panels: inside, some line always runs through it
     handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, fontsize=8, ncols=len(names), loc="outside lower center")
-    return to_png(figure)
+    figure.legend(
+        handles, names, frameon=False, fontsize=8, ncols=min(4, len(names)), loc="outside lower center",
+        labelcolor=INK,
+    )  # fmt: skip
+    return drawn(figure)
 
 
 def _log_ticks(axis: Any) -> None:
@@ -110,27 +153,56 @@ def _log_ticks(axis: Any) -> None:
     axis.yaxis.set_minor_locator(NullLocator())
 
 
-def bars(groups: Mapping[str, Mapping[str, float]], ylabel: str) -> bytes:
-    """One cluster per model, one bar per setting."""
-    figure, axes = canvas(width=max(6.4, 3.2 * len(groups)), height=4.0)
-    axis = axes[0, 0]
-    settings = list(next(iter(groups.values())))
-    width = 0.82 / len(settings)
-    for place, setting in enumerate(settings):
-        spots = [number + (place - (len(settings) - 1) / 2) * width for number in range(len(groups))]
-        heights = [found[setting] for found in groups.values()]
-        axis.bar(spots, heights, 0.92 * width, label=setting, color=COLOURS[place % len(COLOURS)])
-    axis.grid(visible=False, axis="x")
-    axis.set_xticks(range(len(groups)), list(groups))
-    axis.set_ylabel(ylabel)
-    axis.set_ylim(top=1.45 * max(max(found.values()) for found in groups.values()))
-    axis.legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
-    return to_png(figure)
+def bars(
+    panels: Mapping[str, Mapping[str, Mapping[str, float]]], ylabel: str, residua: str | None = None
+) -> Drawing:
+    """One panel per title: a cluster per model, a bar per setting; `residua` names our bar."""
+    groups = next(iter(panels.values()))
+    figure, axes = canvas(len(panels), width=max(4.9, 1.8 * len(groups)), height=3.6)
+    for axis, (title, found) in zip(axes[0], panels.items(), strict=True):
+        settings = list(next(iter(found.values())))
+        width, chosen = 0.82 / len(settings), colours(settings, residua)
+        for place, setting in enumerate(settings):
+            spots = [number + (place - (len(settings) - 1) / 2) * width for number in range(len(found))]
+            heights = [values[setting] for values in found.values()]
+            axis.bar(spots, heights, 0.92 * width, label=setting, color=chosen[setting])
+        axis.grid(visible=False, axis="x")
+        axis.set_xticks(range(len(found)), list(found))
+        axis.set(title=title, ylabel=ylabel)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, frameon=False, fontsize=8, ncols=2, loc="outside lower center", labelcolor=INK
+    )
+    return drawn(figure)
+
+
+def ranked(
+    panels: Mapping[str, Sequence[tuple[str, float, str]]],
+    xlabel: str,
+    residua: str,
+    references: Sequence[str] = (),
+) -> Drawing:
+    """One panel per title: (name, value, remark) as bars, the least at the top. `residua` names our bar,
+    `references` what nobody could run."""
+    figure, axes = canvas(len(panels), width=6.6, height=4.8)
+    for axis, (title, found) in zip(axes[0], panels.items(), strict=True):
+        ordered = sorted(found, key=lambda bar: -bar[1])
+        for place, (name, value, remark) in enumerate(ordered):
+            colour = RESIDUA if name == residua else REFERENCE if name in references else OTHERS[3]
+            axis.barh(place, value, color=colour)
+            axis.annotate(
+                remark, (value, place), (4, 0), textcoords="offset points", va="center", size=8, color=INK
+            )
+        axis.grid(visible=False, axis="y")
+        axis.set_yticks(range(len(ordered)), [name for name, _, _ in ordered], fontsize=9)
+        axis.set_xlim(0, 1.35 * max(value for _, value, _ in ordered) or 1.0)
+        axis.set(title=title, xlabel=xlabel)
+    return drawn(figure)
 
 
 def estimate_scatter(
     panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], factor: float
-) -> bytes:
+) -> Drawing:
     """Panel -> model -> (true, estimated) error, with the identity and a band of a factor around it."""
     figure, axes = canvas(len(panels), width=4.6, height=4.2)
     every = [pair for models in panels.values() for pairs in models.values() for pair in pairs]
@@ -140,13 +212,41 @@ def estimate_scatter(
         axis.plot(ends, ends, color=INK, linewidth=0.8, linestyle="--")
         low, high = ([end * by for end in ends] for by in (1 / factor, factor))
         axis.fill_between(ends, low, high, color=GRID, alpha=0.6)
-        for place, (model, pairs) in enumerate(models.items()):
-            colour, mark = COLOURS[place % len(COLOURS)], MARKS[place % len(MARKS)]
+        chosen = colours(list(models))
+        for (model, pairs), mark in zip(models.items(), cycle(MARKS), strict=False):
+            colour = chosen[model]
             x, y = zip(*pairs, strict=True) if pairs else ((), ())
             axis.scatter(x, y, s=20, alpha=0.7, color=colour, marker=mark, label=model, linewidths=0)
         axis.set(
             xscale="log", yscale="log", xlim=ends, ylim=ends, title=title,
             xlabel="true mean row error", ylabel="estimated by the call",
         )  # fmt: skip
-    axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left")
-    return to_png(figure)
+    axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left", labelcolor=INK)
+    return drawn(figure)
+
+
+def stacked(bars: Mapping[str, Mapping[str, float]], xlabel: str) -> Drawing:
+    """One bar per name, from the top; its parts from the left, the same for all."""
+    figure, axes = canvas(width=9.6, height=1.4 + 0.45 * len(bars))
+    axis, names = axes[0, 0], list(bars)
+    parts = [part for part in next(iter(bars.values())) if any(found[part] > 0 for found in bars.values())]
+    for part, colour in zip(parts, cycle(PART_COLOURS), strict=False):
+        left = [sum(bars[name][before] for before in parts[: parts.index(part)]) for name in names]
+        axis.barh(
+            range(len(names)), [bars[name][part] for name in names], 0.62, left, color=colour, label=part
+        )
+    for place, name in enumerate(names):
+        total = sum(bars[name][part] for part in parts)
+        axis.annotate(
+            f"{total:.1f}", (total, place), (4, 0), textcoords="offset points", va="center", color=INK
+        )
+    axis.grid(visible=False, axis="y")
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel(xlabel)
+    axis.margins(x=0.08)
+    figure.legend(
+        *axis.get_legend_handles_labels(), frameon=False, fontsize=8, ncols=5, loc="outside lower center",
+        labelcolor=INK,
+    )  # fmt: skip
+    return drawn(figure)

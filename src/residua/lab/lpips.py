@@ -26,7 +26,7 @@ CONVOLUTIONS = (
 POOL_BEFORE = (1, 2)
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
-LEAST_PIXELS = 31  # below, nothing is left after the second pooling
+MIN_PIXELS = 31  # below, nothing is left after the second pooling
 MAX_FILE_BYTES = 64 << 20
 NO_WEIGHTS = (
     "no LPIPS weights: give a safetensors file with --lpips, or install the packages lpips and torchvision"
@@ -43,8 +43,8 @@ class Lpips:
         self.source = source
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        if min(x.shape[-2:]) < LEAST_PIXELS:
-            raise InputError(f"frames of {x.shape[-1]} x {x.shape[-2]}: LPIPS needs {LEAST_PIXELS} pixels")
+        if min(x.shape[-2:]) < MIN_PIXELS:
+            raise InputError(f"frames of {x.shape[-1]} x {x.shape[-2]}: LPIPS needs {MIN_PIXELS} pixels")
         return self._distance(2 * x.float() - 1, 2 * y.float() - 1).flatten()
 
     @classmethod
@@ -108,7 +108,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The weights, with every name, shape and value judged before they are used."""
+    """The weights, with every name, shape and value checked before they are used."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -118,7 +118,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); {NO_WEIGHTS}") from error
     except SafetensorError as error:
         raise InputError(f"{path}: not a safetensors file ({error})") from error
-    return {name: _judged(path, found, name, shape) for name, shape in _wanted().items()}
+    return {name: _checked(path, found, name, shape) for name, shape in _wanted().items()}
 
 
 def _wanted() -> dict[str, tuple[int, ...]]:
@@ -130,7 +130,7 @@ def _wanted() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _judged(path: Path, found: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+def _checked(path: Path, found: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
     tensor = found.get(name, found.get(f"{name}.weight"))
     if tensor is None:
         raise InputError(f"{path}: no tensor {name!r}; wanted conv0..4.weight, conv0..4.bias and lin0..4")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, IntegrationError
+from ..integration import Site, key_padding
 from .captures import Ranges
 from .writer import CaptureWriter
 
@@ -57,30 +58,29 @@ class Recorder:
         self, layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
     ) -> None:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D]."""
-        tracker = layer.site.tracker
-        steps = self._steps(tracker.total_steps())
-        self.seen.add(tracker.step)
-        if self.full or (steps is not None and tracker.step > max(steps, default=-1)):
+        site = layer.site(q.shape[1], k.shape[1])
+        steps = self._steps(site.steps)
+        self.seen.add(site.step)
+        if self.full or (steps is not None and site.step > max(steps, default=-1)):
             self._stop()
             return
         branches = self.selection.branches
-        if (steps is not None and tracker.step not in steps) or (branches and tracker.branch not in branches):
+        if (steps is not None and site.step not in steps) or (branches and site.branch not in branches):
             return
-        places = _places(layer, q, k, mask)
+        places = _places(site, q, k, mask)
         if places is None:
             self.skipped.add(f"{layer.name}: its mask is not key padding")
             return
         for element in range(len(q)):
-            branch = tracker.branch if len(q) == 1 else f"{tracker.branch}/{element}"
+            branch = site.branch if len(q) == 1 else f"{site.branch}/{element}"
             for head in _numbers("heads", self.selection.heads, q.shape[2]):
-                self._add(layer, element, branch, head, (q, k, v), scale, places[element])
+                self._add(site, element, branch, head, (q, k, v), scale, places[element])
 
     def _add(
-        self, layer: Any, element: int, branch: str, head: int, qkv: tuple[Tensor, Tensor, Tensor],
+        self, site: Site, element: int, branch: str, head: int, qkv: tuple[Tensor, Tensor, Tensor],
         scale: float | None, place: _Place,
     ) -> None:  # fmt: skip
-        step = layer.site.tracker.step
-        if self.full or self.writer.has(layer.index, head, step, branch):
+        if self.full or self.writer.has(site.layer, head, site.step, branch):
             return
         q, k, v = qkv
         shared = head * k.shape[2] // q.shape[2]
@@ -88,7 +88,7 @@ class Recorder:
         self.full = not self.writer.add(
             rows[0] if place.queries is None else rows[0][place.queries],
             *(x if place.keys is None else x[place.keys] for x in rows[1:]),
-            layer=layer.index, head=head, step=step, branch=branch, grid=place.grid, scale=scale,
+            layer=site.layer, head=head, step=site.step, branch=branch, grid=place.grid, scale=scale,
             text=place.text or None, text_queries=place.text_queries or None,
         )  # fmt: skip
         if self.progress is not None:
@@ -119,13 +119,9 @@ class _Place:
     text_queries: Ranges
 
 
-def _places(layer: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Place] | None:
-    from ..diffusers.layer import key_padding
-
-    site, queries, keys = layer.site, q.shape[1], k.shape[1]
-    start_q, start_k = site.family.video_start(queries, keys, site.video)
-    text_queries = _around(start_q, start_q + site.video, queries)
-    text = _around(start_k, start_k + site.video, keys)
+def _places(site: Site, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Place] | None:
+    queries, keys = q.shape[1], k.shape[1]
+    text_queries, text = site.text_queries, site.text_keys
     valid = None if mask is None else key_padding(mask, len(q))
     if mask is not None and valid is None:
         return None
@@ -144,10 +140,6 @@ def _places(layer: Any, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Plac
             )
         )  # fmt: skip
     return places
-
-
-def _around(start: int, stop: int, total: int) -> Ranges:
-    return tuple((low, high) for low, high in ((0, start), (stop, total)) if high > low)
 
 
 def _moved(ranges: Ranges, before: Sequence[int]) -> Ranges:
@@ -170,7 +162,7 @@ def recording(
 ) -> Iterator[Recorder]:
     """Everything that `pipe` runs inside this block is dense, and the selected calls are written."""
     from ..diffusers import accelerate
-    from ..diffusers.settings import chosen_layers
+    from ..integration.settings import chosen_layers
 
     recorder = Recorder(writer, selection, pipe, progress)
     with accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:

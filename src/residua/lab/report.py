@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
-from .. import __version__
+from .. import __version__, json_text
 from ..errors import InputError
+from .figures import Drawing
 from .tables import Table
 
 TEMPLATES = "residua.lab", "templates"
@@ -19,31 +18,33 @@ TEMPLATES = "residua.lab", "templates"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as PNG."""
+    """A figure with its words."""
 
     name: str  # of its file, without the ending
     title: str
     caption: str
-    png: bytes
+    drawing: Drawing
 
 
 @dataclass(frozen=True)
 class Finding:
     """A claim and what the numbers say about it: True, False, or None where they cannot tell; `mixed` if it
-    holds for some models, or for some of what it says."""
+    holds for some models, or for some of what it says. `instead` is a verdict of its own."""
 
     claim: str
     holds: bool | None
     evidence: str
     mixed: bool = False
+    instead: str = ""
+    any_length: bool = False  # whether short calls say as much about it as long ones
 
     @property
     def verdict(self) -> str:
-        return (
-            "mixed"
-            if self.mixed
-            else {True: "confirmed", False: "contradicted", None: "not measured"}[self.holds]
-        )
+        if self.instead:
+            return self.instead
+        if self.mixed:
+            return "mixed"
+        return {True: "confirmed", False: "contradicted", None: "not measured"}[self.holds]
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,13 @@ class Report:
     tables: Sequence[Table]
     pictures: Sequence[Picture] = ()
     findings: Sequence[Finding] = ()
+    warnings: Sequence[str] = ()  # what a reader must know before the numbers
     facts: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def files(self) -> dict[str, bytes]:
         """Every file of the report, by name."""
-        made = {f"{picture.name}.png": picture.png for picture in self.pictures}
+        made = {f"{picture.name}.png": picture.drawing.png for picture in self.pictures}
         made["report.json"] = self.json().encode()
         made["report.md"] = self.markdown().encode()
         made["report.html"] = self.page().encode()
@@ -72,6 +74,7 @@ class Report:
             "title": self.title,
             "command": self.command,
             "version": __version__,
+            "warnings": list(self.warnings),
             "facts": dict(self.facts),
             "findings": [
                 {"claim": item.claim, "verdict": item.verdict, "evidence": item.evidence}
@@ -80,10 +83,11 @@ class Report:
             "tables": [table.to_dict() for table in self.tables],
             "data": _plain(self.data),
         }
-        return json.dumps(found, indent=1, allow_nan=False) + "\n"
+        return json_text.dumps(found, indent=1) + "\n"
 
     def markdown(self) -> str:
         parts = [f"# {self.title}", self.lead, f"    {self.command}"]
+        parts += [f"**{warning}**" for warning in self.warnings]
         if self.findings:
             lines = [f"- {item.claim}: **{item.verdict}** ({item.evidence})" for item in self.findings]
             parts.append("\n".join(lines))
@@ -102,14 +106,16 @@ class Report:
             loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        style = (files(TEMPLATES[0]) / TEMPLATES[1] / "lab.css").read_text(encoding="utf-8").strip()
-        sources = {
-            item.name: "data:image/png;base64," + base64.b64encode(item.png).decode()
-            for item in self.pictures
-        }
         return environment.get_template("lab.html").render(
-            report=self, style=style, sources=sources, version=__version__
+            report=self, style=style("lab.css"), version=__version__
         )
+
+
+def style(*names: str, package: str = TEMPLATES[0]) -> str:
+    """The style of a page: what all pages share, then its own files."""
+    shared = (files(TEMPLATES[0]) / TEMPLATES[1] / "base.css").read_text(encoding="utf-8")
+    own = [(files(package) / TEMPLATES[1] / name).read_text(encoding="utf-8") for name in names]
+    return "\n".join(text.strip() for text in (shared, *own))
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A hook for VBench, the benchmark that judges a video on its own. It is large, brings its own models and
+"""A hook for VBench, the benchmark that scores a video on its own. It is large, brings its own models and
 needs a GPU for most of them: Residua runs it where the user installed it, and says so where it did not."""
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ DIMENSIONS = ("imaging_quality", "subject_consistency")  # what the paper report
 NOT_INSTALLED = "VBench is not installed: pip install vbench, in an environment of its own"
 
 
+def installed() -> str | None:
+    """None where VBench can be imported, else the reason why not."""
+    found = importlib.util.find_spec("vbench")
+    return NOT_INSTALLED if found is None or found.origin is None else None
+
+
 def vbench(
     video: str | Path, dimensions: tuple[str, ...] = DIMENSIONS, device: str = "cuda"
 ) -> dict[str, float] | str:
@@ -30,8 +36,8 @@ def vbench(
     descriptions = Path(found.origin).with_name("VBench_full_info.json")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            judge = VBench(device, str(descriptions), folder)
-            judge.evaluate(
+            scorer = VBench(device, str(descriptions), folder)
+            scorer.evaluate(
                 videos_path=str(video), name="residua", dimension_list=list(dimensions), mode="custom_input"
             )
         # It downloads models and runs them: a video that took an hour must outlive whatever that raises.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .. import json_text
 from ..errors import InputError
 from .captures import FORMAT, MANIFEST, VERSION, Grid, Ranges, entry_key, read_captures, read_manifest
 
@@ -100,7 +100,7 @@ class CaptureWriter:
         self._manifest["calls"].append(entry)
         self._known.add(entry_key(entry))
         self.bytes += size
-        text_of = json.dumps(self._manifest, indent=1, allow_nan=False) + "\n"
+        text_of = json_text.dumps(self._manifest, indent=1) + "\n"
         _replace(self.folder / MANIFEST, lambda path: path.write_text(text_of, encoding="utf-8"))
         return True
 

@@ -1,4 +1,4 @@
-"""From a request to its plan: the only judge of what the user asked for."""
+"""From a request to its plan: what the user asked for, checked once."""
 
 from __future__ import annotations
 

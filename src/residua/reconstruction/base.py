@@ -106,7 +106,8 @@ class Reconstruction:
             return Routing(keep_all(call, grouping))
         log_mass = cell_scores(call, grouping, grouped.config.score, grouped.backend)
         budget = pair_budget(call, grouped.allowed, grouped.sizes.probes)
-        return Routing(keep_best(call, grouping, log_mass, budget, grouped.backend), log_mass)
+        route = keep_best(call, grouping, log_mass, budget, grouped.config.budget_scope, grouped.backend)
+        return Routing(route, log_mass)
 
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
         """Keys and values that stand for the skipped groups in the softmax, or None."""

@@ -11,7 +11,6 @@ from ..types import Call, Drift, Grouping, Partition, SummaryKeys
 from .slots import Slots
 
 SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
-FLOOR = 1e-4  # of the mean variance of the keys, so that their covariance can be inverted
 
 
 def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> SummaryKeys:
@@ -21,7 +20,7 @@ def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Bac
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale,
         slots.near, slots.single,
     )  # fmt: skip
-    weight = slots.log_mass - call.scale * (anchors[..., None, :] @ keys.mT)[..., 0, :]
+    weight = slots.log_mass - call.scale * backend.matmul(anchors[..., None, :], keys.mT)[..., 0, :]
     return SummaryKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
 
 
@@ -36,13 +35,13 @@ def drift(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Back
         backend.only_finite, backend.group_covariance(coordinates, call.v, grouping.kv)
     )
     share = slots.share.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, Ck]
-    slope = share @ covariance.flatten(3)  # [B, Hkv, shares * Cq, R * Dv]
-    curve = 0.5 * share @ variance
+    slope = backend.matmul(share, covariance.flatten(3))  # [B, Hkv, shares * Cq, R * Dv]
+    curve = 0.5 * backend.matmul(share, variance)
 
     def per_head(x: Tensor) -> Tensor:
         return x.unflatten(2, (shares, -1)).flatten(1, 2)
 
-    origin = grouping.anchors @ to_query.repeat_interleave(shares, dim=1)  # [B, H, Cq, R]
+    origin = backend.matmul(grouping.anchors, to_query.repeat_interleave(shares, dim=1))  # [B, H, Cq, R]
     return Drift(to_query, origin, per_head(curve), per_head(slope).unflatten(-1, (rank, -1)))
 
 
@@ -52,12 +51,7 @@ def directions(call: Call, grouping: Grouping, rank: int, backend: Backend) -> t
     spread = _spread(call.q, grouping.query, grouping.anchors, backend)  # [B, H, D, D]
     spread = spread.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
     cov = _spread(call.k, grouping.kv, grouping.kv_centroids, backend)  # [B, Hkv, D, D]
-    mean = cov.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    eye = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    root = torch.linalg.cholesky_ex(cov + (FLOOR * mean).clamp(min=torch.finfo(torch.float32).tiny) * eye).L
-    leading = backend.leading_basis(root.mT @ spread @ root, rank)
-    to_key = torch.linalg.solve_triangular(root.mT, leading, upper=True)
-    return (call.scale * (root @ leading)).float(), to_key.float()
+    return backend.shared_directions(spread, cov, rank, call.scale)
 
 
 def _spread(x: Tensor, partition: Partition, centroids: Tensor, backend: Backend) -> Tensor:

@@ -30,7 +30,9 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
         Probes, choice, estimated error and cost; route and summary as they were given.
     """
     call, backend = grouped.call, grouped.backend
-    index, weights = place_probes(call, grouped.grouping, grouped.sizes.probes, policy, backend)
+    index, weights = place_probes(
+        call, grouped.grouping, grouped.sizes.probes, policy, grouped.config.probe_order, backend
+    )
     rows = backend.gather_rows(call.q, index)
     group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
     kept = _own(route.cells, group)  # [B, H, M, Ck]
@@ -72,7 +74,7 @@ def choose(
     best, error = torch.where(bare, int(Choice.PLAIN), best), torch.where(bare, errors[Choice.PLAIN], error)
     if grouped.config.max_error is not None:
         # even with all that the head may spend it is too far off
-        dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.density)
+        dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.ceiling)
         best, error = torch.where(dense, int(Choice.DENSE), best), torch.where(dense, 0.0, error)
     return best, error
 
@@ -94,15 +96,16 @@ def _candidates(
     value, top = backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)
 
     def joined(value: Tensor, top: Tensor) -> Tensor:
-        share = torch.sigmoid(top - lse)[..., None]
+        # torch.sigmoid rounds differently from place to place
+        share = (1 / (1 + (lse - top).exp()))[..., None]
         return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
 
     simple = {Choice.WITHOUT_DRIFT: joined(value, top), Choice.PLAIN: sparse}
     drift = summary.drift
     if drift is None:
         return simple
-    y = rows.float() @ drift.basis.repeat_interleave(call.shares, dim=1) - _own(drift.origin, group)
-    bend = (y.square() * _own(drift.curve, group)).sum(-1).clamp(max=MAX_BEND)
+    y = backend.matmul(rows, drift.basis.repeat_interleave(call.shares, dim=1)) - _own(drift.origin, group)
+    bend = (y * _own(drift.curve, group) * y).sum(-1).clamp(max=MAX_BEND)
     shift = (y[..., None] * _own(drift.slope, group)).sum(-2)
     return {Choice.WITH_DRIFT: joined(value + shift, top + bend)} | simple
 

@@ -27,8 +27,10 @@ class ProbeFit(Reconstruction):
         count = grouped.sizes.probes
         if not count:
             return Verdict(routing.route)
-        policy = self.policy(grouped.config)
-        probes = take_probes(grouped.call, grouped.grouping, count, policy, grouped.backend)
+        config = grouped.config
+        probes = take_probes(
+            grouped.call, grouped.grouping, count, self.policy(config), config.probe_order, grouped.backend
+        )
         return Verdict(routing.route, probes=probes)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:

@@ -23,7 +23,9 @@ from .slots import Slots, assign_slots
 # A head drops the summary if spending its cost on pairs leaves less than this share of the skipped mass.
 BARE_BELOW = 0.2
 # A head drops the summary if it would leave less than this share of the budget for pairs.
-MIN_PAIRS = 0.25
+MIN_PAIRS = 0.1
+# A moving budget never falls below this multiple of the work beside the pairs.
+MIN_BUDGET = 1.15
 
 
 class Summarised(Reconstruction):
@@ -59,7 +61,8 @@ class Summarised(Reconstruction):
         overhead = grouped.routing_cost.at(grouped.keys) + self._judging_cost(grouped)
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
         budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
-        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), backend)
+        scope = grouped.config.budget_scope
+        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend)
         share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
         missed = [_missed(found, grouping, share) for found in routes]
         bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
@@ -102,7 +105,7 @@ class Summarised(Reconstruction):
         keys = grouped.keys
         cost = self.summary_cost(grouped).at(keys) + grouped.routing_cost.at(keys)
         cost = cost + grouped.sizes.probes * keys
-        return 1.5 * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
+        return MIN_BUDGET * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         return wide_enough(grouped.call.q.dtype)

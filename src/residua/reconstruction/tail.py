@@ -27,7 +27,7 @@ class Tail(Summarised):
         return {"summary": HeadCost(rows * slots + sizes.query_groups * sizes.kv_groups)}
 
     def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
-        return centroid_mass(grouped.call, grouped.grouping)
+        return centroid_mass(grouped.call, grouped.grouping, grouped.backend)
 
     def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:
         return merge_centroids(grouped.call, grouped.grouping, slots, slot_mass, grouped.backend)
@@ -67,5 +67,6 @@ def merge_centroids(
             at = index[:, :, part, :, None].expand_as(terms)
             sums[:, :, part].scatter_add_(-2, at, terms)
     keys, values = keys[..., :count, :], values[..., :count, :]
-    log_weight = slots.log_mass - call.scale * (grouping.anchors[..., None, :] @ keys.mT)[..., 0, :]
+    at_anchor = backend.matmul(grouping.anchors[..., None, :], keys.mT)[..., 0, :]
+    log_weight = slots.log_mass - call.scale * at_anchor
     return SummaryKeys(keys, values, log_weight)

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ...errors import IntegrationError
-
-Grid = tuple[int, int, int]  # frames, height, width, in tokens
-
-
-@dataclass(frozen=True)
-class Preset:
-    """Settings that suit a family. A whole number counts steps or layers, a fraction is a share of them."""
-
-    density: float
-    dense_steps: float
-    dense_layers: float
-    source: str
+from ...integration import Grid, Preset, around
+from ...integration.site import Ranges
+from ...registry import Registry
 
 
 class Family:
     """One model family. Subclass it, fill the class constants, answer `grid`, and decorate with
     `register`."""
 
-    name: str
+    name: ClassVar[str]
     models: tuple[str, ...]  # class names of the transformers
     attention: str  # regular expression: names of the self-attention modules
     preset: Preset
     # Attention processors of diffusers that are understood. None: it hands its backend to the dispatcher, so
     # a tagged copy is enough. A class: Residua's own version of it, which does.
     processors: Mapping[str, Any]
+    generic = False  # knows nothing about the model but what its calls show
+    # Dense calls gather the valid tokens of each sample instead of masking the others.
+    dense_per_sample = False
     context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` tells
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
@@ -48,6 +42,32 @@ class Family:
         """Where the video begins in the queries and in the keys of one call; everything else is pinned."""
         return 0, 0
 
+    def layout(self, model: Any, inputs: Mapping[str, Any]) -> Any:
+        """What `text` must know about the forward pass beside the number of video tokens."""
+        return None
+
+    def text(self, queries: int, keys: int, video: int, layout: Any) -> tuple[Ranges, Ranges]:
+        """The query rows and the keys of one call that are not video; IntegrationError if it does not fit."""
+        start_q, start_k = self.video_start(queries, keys, video)
+        if min(start_q, start_k) < 0 or start_q + video > queries or start_k + video > keys:
+            raise IntegrationError(
+                f"{video} video tokens do not fit {queries} queries and {keys} keys at {start_q}, {start_k}; "
+                f"the {self.name} entry does not know this input: remove() Residua"
+            )
+        return around(start_q, start_q + video, queries), around(start_k, start_k + video, keys)
+
+    def why_dense(self, queries: int, keys: int) -> str | None:
+        """Why a call stays dense whatever the settings are, if it does."""
+        return None
+
+    def processor(self, name: str, original: Any) -> Any:
+        """What takes the place of a processor of that class name: a copy of it, or one of our own; None if it
+        is not understood."""
+        if name not in self.processors:
+            return None
+        own = self.processors[name]
+        return copy.copy(original) if own is None else own(original)
+
     def timestep(self, inputs: Mapping[str, Any]) -> Any:
         return inputs.get("timestep")
 
@@ -61,30 +81,31 @@ class Family:
         return ((name, module) for name, module in model.named_modules() if pattern.fullmatch(name))
 
 
-_FAMILIES: dict[str, Family] = {}  # class name of the transformer -> family
-
-
-def register(family: type[Family]) -> type[Family]:
-    """Class decorator: makes a family known. A later one replaces an earlier one for the same model."""
-    instance = family()
-    for model in family.models:
-        _FAMILIES[model] = instance
-    return family
+FAMILIES: Registry[Family] = Registry("model family")
+register = FAMILIES.register
 
 
 def supported() -> dict[str, Family]:
-    """Every known transformer class name with its family."""
-    return dict(_FAMILIES)
+    """Every known transformer class name with its family; of two families for one class, the later."""
+    return {model: family for family in FAMILIES.values() for model in family.models}
+
+
+def is_supported(model: Any) -> bool:
+    """Whether a family knows the class of a transformer, or one of its parents."""
+    known = supported()
+    return any(parent.__name__ in known for parent in type(model).__mro__)
 
 
 def family_of(model: Any) -> Family:
-    name = type(model).__name__
-    if name not in _FAMILIES:
-        raise IntegrationError(
-            f"{name} is not a transformer that Residua knows; supported: {', '.join(sorted(_FAMILIES))}. "
-            "docs/add-a-model.md shows how to add one in 30 lines"
-        )
-    return _FAMILIES[name]
+    """The family of a transformer, by its class or the nearest parent that is known."""
+    known = supported()
+    for parent in type(model).__mro__:
+        if parent.__name__ in known:
+            return known[parent.__name__]
+    raise IntegrationError(
+        f"{type(model).__name__} is not a transformer that Residua knows; supported: "
+        f"{', '.join(sorted(known))}. docs/add-a-model.md shows how to add one in 30 lines"
+    )
 
 
 def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:

@@ -72,3 +72,15 @@ class CogVideoX(Family):
 
     def video_start(self, queries: int, keys: int, video: int) -> tuple[int, int]:
         return queries - video, keys - video
+
+
+@register
+class ConsisID(CogVideoX):
+    """CogVideoX with a face: its cross-attention to the face stays as it is."""
+
+    name = "ConsisID"
+    models = ("ConsisIDTransformer3DModel",)
+
+    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
+        _, frames, _, height, width = inputs["hidden_states"].shape
+        return frames, height // model.config.patch_size, width // model.config.patch_size

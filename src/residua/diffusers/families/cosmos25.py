@@ -44,3 +44,16 @@ class Cosmos25(Family):
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         return patched_grid(inputs["hidden_states"], tuple(model.config.patch_size))
+
+
+@register
+class CosmosControl(Cosmos25):
+    """The ControlNet of Cosmos-Transfer2.5: blocks as those of the transformer."""
+
+    name = "Cosmos-Transfer2.5 ControlNet"
+    models = ("CosmosControlNetModel",)
+    attention = r"control_blocks\.\d+\.attn1"
+    preset = Preset(0.22, 2, 1, "not in the paper; taken over from Cosmos-Predict2.5")
+
+    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
+        return patched_grid(inputs["latents"], tuple(model.config.patch_size))

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .base import Preset, register
 from .hunyuan import HunyuanVideo
-from .processor import OwnProcessor, heads_of
+from .processor import OwnProcessor, heads_of, joint_key_mask
 
 
 class HunyuanVideo15Processor(OwnProcessor):
@@ -40,10 +39,8 @@ class HunyuanVideo15Processor(OwnProcessor):
         v = torch.cat([heads_of(attn, attn.to_v(video)), heads_of(attn, attn.add_v_proj(text))], dim=1)
         # The mask of diffusers also empties the rows of padded text. Nothing reads those rows: their keys are
         # masked.
-        key_mask = functional.pad(
-            attention_mask.bool(), (q.shape[1] - attention_mask.shape[1], 0), value=True
-        )
-        out = self.attend(q, k, v, key_mask)  # [B, video + text, H * D]
+        mask = joint_key_mask(attention_mask, q.shape[1] - attention_mask.shape[1])
+        out = self.attend(q, k, v, mask)  # [B, video + text, H * D]
         video, text = out.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
         return attn.to_out[1](attn.to_out[0](video)), attn.to_add_out(text)
 
@@ -53,5 +50,5 @@ class HunyuanVideo15(HunyuanVideo):
     name = "HunyuanVideo-1.5"
     models = ("HunyuanVideo15Transformer3DModel",)
     attention = r"transformer_blocks\.\d+\.attn"
-    preset = Preset(0.22, 0.10, 0.03, "not in the paper; taken over from HunyuanVideo")
+    preset = Preset(0.22, 0.10, 1, "not in the paper; taken over from HunyuanVideo")
     processors: Mapping[str, Any] = {"HunyuanVideo15AttnProcessor2_0": HunyuanVideo15Processor}

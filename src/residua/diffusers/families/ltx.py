@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +17,25 @@ class LTX(Family):
     preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"LTXVideoAttnProcessor": None}
     context_parallel = True
+    _coordinates: tuple[Any, Grid] | None = None  # weak reference to those seen last, and their grid
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         sizes = [inputs.get(name) for name in ("num_frames", "height", "width")]
         if any(size is None for size in sizes):
-            return 1, 1, self.tokens(model, inputs)
+            return self._grid_of(inputs.get("video_coords"), self.tokens(model, inputs))
         frames, height, width = sizes
         return int(frames), int(height), int(width)  # type: ignore[arg-type]
+
+    def _grid_of(self, places: Any, tokens: int) -> Grid:
+        """From the coordinates [B, 3, N] that the conditioning pipeline gives instead of sizes. Read from the
+        device once per run: they stay the same."""
+        known = self._coordinates
+        if places is not None and (known is None or known[0]() is not places):
+            frames, height, width = (int(axis.unique().numel()) for axis in places[0])
+            fits = frames * height * width == tokens
+            known = (weakref.ref(places), (frames, height, width) if fits else (1, 1, tokens))
+            self._coordinates = known
+        return (1, 1, tokens) if places is None or known is None else known[1]
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         # More than the grid when conditioning frames are appended; those are video too.

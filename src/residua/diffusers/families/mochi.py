@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .base import Family, Grid, Preset, patched_grid, register
-from .processor import OwnProcessor, heads_of
+from .processor import OwnProcessor, heads_of, joint_key_mask
 
 
 class MochiProcessor(OwnProcessor):
@@ -32,10 +31,9 @@ class MochiProcessor(OwnProcessor):
         text_k = _norm(attn.norm_added_k, heads_of(attn, attn.add_k_proj(text)))
         q, k = torch.cat([q, text_q], dim=1), torch.cat([k, text_k], dim=1)
         v = torch.cat([heads_of(attn, attn.to_v(video)), heads_of(attn, attn.add_v_proj(text))], dim=1)
-        valid = attention_mask.bool()  # [B, text]
-        out = self.attend(q, k, v, functional.pad(valid, (video.shape[1], 0), value=True))
+        out = self.attend(q, k, v, joint_key_mask(attention_mask, video.shape[1]))
         video, text = out.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
-        text = text * valid[..., None]  # diffusers leaves zeros where the text is padding
+        text = text * attention_mask.bool()[..., None]  # diffusers leaves zeros where the text is padding
         # The last block has no text output.
         text = attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
         return attn.to_out[1](attn.to_out[0](video)), text
@@ -58,6 +56,7 @@ class Mochi(Family):
     attention = r"transformer_blocks\.\d+\.attn1"
     preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"MochiAttnProcessor2_0": MochiProcessor}
+    dense_per_sample = True  # as diffusers does, so that backends which take no mask work
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         return patched_grid(inputs["hidden_states"], (1, model.config.patch_size, model.config.patch_size))

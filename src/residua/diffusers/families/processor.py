@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
+from ...integration.padding import changes
 from ..dispatch import tagged_dispatch
 
 
@@ -20,9 +24,8 @@ class OwnProcessor:
     def __init__(self, original: Any) -> None:
         self._residua_original = original
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """q [B, Nq, H, D], k and v [B, Nk, Hkv, D], key_mask [B, Nk] -> [B, Nq, H * D]."""
-        mask = None if key_mask is None else key_mask[:, None, None, :]
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """q [B, Nq, H, D], k and v [B, Nk, Hkv, D], mask [B, 1, 1, Nk] -> [B, Nq, H * D]."""
         out = tagged_dispatch(
             q, k, v, attn_mask=mask, backend=self._attention_backend, parallel_config=self._parallel_config
         )
@@ -31,6 +34,32 @@ class OwnProcessor:
     def __reduce__(self) -> Any:
         # A copy or a pickle of the model is a plain model: it gets diffusers' processor back.
         return _same, (self._residua_original,)
+
+
+# Weak reference to the text's mask, how often it was changed, video tokens, key mask.
+_last_mask: tuple[Any, int, int, Tensor] | None = None
+
+
+def joint_key_mask(text_mask: Tensor, video: int) -> Tensor:
+    """The key mask of [video, text] from the mask of the text: every video key is valid.
+
+    All layers of a forward pass get the same tensor, so that its padding is read from the device once.
+
+    Args:
+        text_mask: [B, text].
+        video: How many video tokens come first.
+
+    Returns:
+        [B, 1, 1, video + text] bool.
+    """
+    global _last_mask
+    if torch.compiler.is_compiling():
+        return functional.pad(text_mask.bool(), (video, 0), value=True)[:, None, None]
+    known = _last_mask
+    if known is None or known[0]() is not text_mask or known[1:3] != (changes(text_mask), video):
+        mask = functional.pad(text_mask.bool(), (video, 0), value=True)[:, None, None]
+        _last_mask = known = (weakref.ref(text_mask), changes(text_mask), video, mask)
+    return known[3]
 
 
 def _same(original: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Wan 2.1 and 2.2 (text, image, both transformers of A14B), VACE, and SkyReels-V2: the sequence is video."""
+"""Wan 2.1 and 2.2 (text, image, both transformers of A14B), VACE, Animate, SkyReels-V2 and ChronoEdit: the
+sequence is video."""
 
 from __future__ import annotations
 
@@ -43,4 +44,22 @@ class SkyReels(Wan):
     models = ("SkyReelsV2Transformer3DModel",)
     preset = NOT_IN_THE_PAPER
     processors: Mapping[str, Any] = {"SkyReelsV2AttnProcessor": None}
+    context_parallel = False
+
+
+@register
+class WanAnimate(Wan):
+    """Its face adapter is cross-attention and stays as it is."""
+
+    name = "Wan Animate"
+    models = ("WanAnimateTransformer3DModel",)
+    preset = NOT_IN_THE_PAPER
+    context_parallel = False
+
+
+@register
+class ChronoEdit(Wan):
+    name = "ChronoEdit"
+    models = ("ChronoEditTransformer3DModel",)
+    preset = NOT_IN_THE_PAPER
     context_parallel = False

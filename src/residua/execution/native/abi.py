@@ -14,7 +14,7 @@ from torch import Tensor
 from ...errors import BackendError, RouteError
 from .threads import threads
 
-ABI_VERSION = 4
+ABI_VERSION = 6
 ISAS = (
     "avx512bf16",
     "avx512",
@@ -173,7 +173,7 @@ class EigenArgs(Args):
 
 class FitArgs(Args):
     _fields_ = (
-        *_fields(c_int64, "heads rows dim rank"),
+        *_fields(c_int64, "heads rows dim rank subspace"),
         *_fields(c_double, "ridge feature_eps max_leverage min_energy"),
         *_fields(c_void_p, "x residual weights left right bias left_out"),
     )
@@ -210,11 +210,32 @@ class SpendArgs(Args):
     )
 
 
+class MatmulArgs(Args):
+    _fields_ = (*_fields(c_int64, "matrices rows inner columns transposed"), *_fields(c_void_p, "x y out"))
+
+
+class DirectionsArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "heads dim rank steps"),
+        *_fields(c_double, "scale floor tiny shift"),
+        *_fields(c_void_p, "spread covariance to_query to_key"),
+    )
+
+
+class PeaksArgs(Args):
+    _fields_ = (
+        ("shape", Shape),
+        ("x", View),
+        *_fields(c_void_p, "peaks finite"),
+        *_fields(c_int32, "dtype pad"),
+    )
+
+
 # In the order of `kStructs` in `src/abi.cpp`, whose sizes are compared with these when the library is loaded.
 STRUCTS: tuple[type[Args], ...] = (
     View, Groups, Shape, AttendArgs, RowsArgs, MassArgs, SlotsArgs, CovarianceArgs, KmeansArgs, MeansArgs,
     GatherArgs, ProjectArgs, AffineArgs, EigenArgs, FitArgs, FiniteArgs, SortArgs, MomentArgs, CentralArgs,
-    SpendArgs,
+    SpendArgs, MatmulArgs, DirectionsArgs, PeaksArgs,
 )  # fmt: skip
 
 

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError, RouteError
+from ...subspace import SHIFT, STEPS
 from ...types import MAX_BEND, Partition, ResidualFit, Route, SummaryKeys
 from ..backend import BACKENDS, Backend
+from ..plain.directions import VARIANCE_FLOOR
 from ..plain.grouping import RMS_FLOOR
 from ..plain.residual_fit import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
 from ..plain.routing import FILL_PASSES
@@ -39,6 +41,11 @@ def isa() -> str | None:
 def _rows(x: Tensor) -> Tensor:
     """The kernels read any strides but one: elements of a row are neighbours."""
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def _floats(*shape: int) -> Tensor:
+    """Room for fp32 results, whatever torch's default dtype is: the library writes four bytes per number."""
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def _float(x: Tensor) -> Tensor:
@@ -112,7 +119,7 @@ class NativeBackend(Backend):
     ) -> tuple[Tensor, Tensor]:
         q, k, v = _rows(q), _rows(k), _rows(v)
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype or q.dtype)
-        lse = torch.empty(q.shape[:-1])
+        lse = _floats(*q.shape[:-1])
         query, kv, cells = _contiguous(route.query), _contiguous(route.kv), _bytes(route.cells)
         keys = values = weight = basis = origin = curve = slope = None
         if summary is not None and summary.log_weight.shape[-1]:
@@ -154,15 +161,15 @@ class NativeBackend(Backend):
         rows, k, v, mask, kept = _rows(rows), _rows(k), _rows(v), _bytes(key_mask), _bytes(kept)
         labels = None if labels is None else labels.contiguous()
         batch, heads, count, _ = rows.shape
-        out = torch.empty(batch, heads, count, v.shape[-1])
+        out = _floats(batch, heads, count, v.shape[-1])
         part = out if kept is None else torch.empty_like(out)
-        lse = torch.empty(batch, heads, count)
+        lse = _floats(batch, heads, count)
         block = max(1, min(count, ROW_BLOCK))
         blocks = -(-count // block)
         chunks = max(1, min(-(-k.shape[2] // ROW_CHUNK), ROW_PARTS // max(1, blocks)))
         width = -(-v.shape[-1] // 16) * 16
         states = 1 if kept is None else 2
-        partial = torch.empty(batch * heads * blocks * chunks, states * block * (width + 2))
+        partial = _floats(batch * heads * blocks * chunks, states * block * (width + 2))
         args = abi.RowsArgs(
             shape=_shape(rows, k, v), q=abi.View.of(rows), k=abi.View.of(k), v=abi.View.of(v),
             out=abi.View.of(out), key_mask=_pointer(mask), partial=partial.data_ptr(), block_rows=block,
@@ -177,7 +184,7 @@ class NativeBackend(Backend):
         anchors, k = _float(anchors), _rows(k)
         batch, heads, count, _ = anchors.shape
         kv_heads, keys = k.shape[1:3]
-        mass = torch.empty(batch, heads, count, kv.groups)
+        mass = _floats(batch, heads, count, kv.groups)
         kv = _contiguous(kv)
         # Anchors of the query heads that share a K/V head are one block: its keys are packed once for all.
         shape = _shape(anchors, k, k)
@@ -197,7 +204,7 @@ class NativeBackend(Backend):
         anchors, k, v, log_mass = _float(anchors), _rows(k), _rows(v), _float(log_mass)
         kv, slots = _contiguous(kv), slots.int().contiguous()
         *heads, dim = *log_mass.shape, anchors.shape[-1]
-        keys, values = torch.empty(*heads, dim), torch.empty(*heads, v.shape[-1])
+        keys, values = _floats(*heads, dim), _floats(*heads, v.shape[-1])
         # Anchors of the query heads that share a K/V head are one block, as in `cell_mass`.
         shape = _shape(anchors, k, v)
         shape.queries = anchors.shape[1] // k.shape[1] * anchors.shape[2]
@@ -212,8 +219,8 @@ class NativeBackend(Backend):
     def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
         x, v, kv = _rows(x.float()), _rows(v), _contiguous(kv)
         rank, dim = x.shape[-1], v.shape[-1]
-        covariance = torch.empty(*x.shape[:2], kv.groups, rank, dim)
-        variance = torch.empty(*x.shape[:2], kv.groups, rank)
+        covariance = _floats(*x.shape[:2], kv.groups, rank, dim)
+        variance = _floats(*x.shape[:2], kv.groups, rank)
         args = abi.CovarianceArgs(
             shape=_shape(x, x, v), kv=_groups(kv), x=abi.View.of(x), v=abi.View.of(v),
             covariance=covariance.data_ptr(), variance=variance.data_ptr(), rank=rank,
@@ -238,7 +245,7 @@ class NativeBackend(Backend):
 
     def group_means(self, x: Tensor, partition: Partition) -> Tensor:
         x = _rows(x)
-        means = torch.empty(*x.shape[:2], partition.groups, x.shape[-1])
+        means = _floats(*x.shape[:2], partition.groups, x.shape[-1])
         partition = _contiguous(partition)
         args = abi.MeansArgs(
             shape=_shape(x, x, x), groups=_groups(partition), x=abi.View.of(x), means=means.data_ptr(),
@@ -260,7 +267,7 @@ class NativeBackend(Backend):
 
     def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
         x, factor = _rows(x), _float(factor)
-        out = torch.empty(*x.shape[:3], factor.shape[-1])
+        out = _floats(*x.shape[:3], factor.shape[-1])
         args = abi.ProjectArgs(
             shape=_shape(x, x, x), x=abi.View.of(x), factor=factor.data_ptr(), out=out.data_ptr(),
             rank=factor.shape[-1], rms_floor=RMS_FLOOR, normalise=int(normalise), dtype=abi.DTYPES[x.dtype],
@@ -295,21 +302,55 @@ class NativeBackend(Backend):
     def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
     ) -> ResidualFit:
-        if not subspace:
-            return super().fit_residual(x, residual, weights, rank, ridge, subspace)
         x, residual, weights = _float(x), _float(residual), _float(weights)
         *heads, count, dim = x.shape
-        rank = min(rank, count, dim)
-        left, right = torch.empty(*heads, dim, rank), torch.empty(*heads, rank, dim)
-        bias, left_out = torch.empty(*heads, dim), torch.empty_like(x)
+        rank = min(rank, count, dim) if subspace else dim
+        left, right = _floats(*heads, dim, rank), _floats(*heads, rank, dim)
+        bias, left_out = _floats(*heads, dim), torch.empty_like(x)
         args = abi.FitArgs(
-            heads=math.prod(heads), rows=count, dim=dim, rank=rank, ridge=ridge, feature_eps=FEATURE_EPS,
-            max_leverage=MAX_LEVERAGE, min_energy=MIN_ENERGY, x=x.data_ptr(), residual=residual.data_ptr(),
+            heads=math.prod(heads), rows=count, dim=dim, rank=rank, subspace=int(subspace), ridge=ridge,
+            feature_eps=FEATURE_EPS, max_leverage=MAX_LEVERAGE, min_energy=MIN_ENERGY,
+            x=x.data_ptr(), residual=residual.data_ptr(),
             weights=weights.data_ptr(), left=left.data_ptr(), right=right.data_ptr(), bias=bias.data_ptr(),
             left_out=left_out.data_ptr(),
         )  # fmt: skip
         self._run("fit_residual", args)
         return ResidualFit(left, right, bias, left_out)
+
+    def matmul(self, x: Tensor, y: Tensor) -> Tensor:
+        turned = y.stride(-1) != 1 and y.stride(-2) == 1  # a transposed view needs no copy
+        x, right = _float(x), _float(y.mT if turned else y)
+        out = _floats(*x.shape[:-1], y.shape[-1])
+        args = abi.MatmulArgs(
+            matrices=math.prod(x.shape[:-2]), rows=x.shape[-2], inner=x.shape[-1], columns=y.shape[-1],
+            transposed=int(turned), x=x.data_ptr(), y=right.data_ptr(), out=out.data_ptr(),
+        )  # fmt: skip
+        self._run("matmul", args)
+        return out
+
+    def shared_directions(
+        self, spread: Tensor, covariance: Tensor, rank: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        spread, covariance = spread.double().contiguous(), covariance.double().contiguous()
+        *heads, dim, _ = covariance.shape
+        to_query, to_key = _floats(*heads, dim, rank), _floats(*heads, dim, rank)
+        args = abi.DirectionsArgs(
+            heads=math.prod(heads), dim=dim, rank=rank, steps=STEPS, scale=scale, floor=VARIANCE_FLOOR,
+            tiny=torch.finfo(torch.float32).tiny, shift=SHIFT, spread=spread.data_ptr(),
+            covariance=covariance.data_ptr(), to_query=to_query.data_ptr(), to_key=to_key.data_ptr(),
+        )  # fmt: skip
+        self._run("directions", args)
+        return to_query, to_key
+
+    def row_peaks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = _rows(x)
+        peaks, finite = _floats(*x.shape[:3]), torch.empty(x.shape[:3], dtype=torch.bool)
+        args = abi.PeaksArgs(
+            shape=_shape(x, x, x), x=abi.View.of(x), peaks=peaks.data_ptr(), finite=finite.data_ptr(),
+            dtype=abi.DTYPES[x.dtype],
+        )  # fmt: skip
+        self._run("row_peaks", args)
+        return peaks, finite
 
     def only_finite(self, x: Tensor) -> Tensor:
         x, finite = _float(x), c_int32()
@@ -351,7 +392,7 @@ class NativeBackend(Backend):
 
     def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
         *heads, query_groups, kv_groups = log_share.shape
-        share, log_sizes = _float(log_share), kv_sizes.clamp(min=1).log()
+        share, log_sizes = _float(log_share), kv_sizes.clamp(min=1).float().log()
         queries, keys, budget = query_sizes.contiguous(), kv_sizes.contiguous(), budget.contiguous()
         cells = torch.empty(share.shape, dtype=torch.bool)
         args = abi.SpendArgs(

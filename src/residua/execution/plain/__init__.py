@@ -1,13 +1,14 @@
 """Every primitive of a call in plain torch: any device, bounded memory. The base of all backends."""
 
+from .directions import shared_directions
 from .grouping import eigh, gather_rows, group_means, kmeans_step, project, second_moment
 from .residual_fit import add_affine, fit_residual
 from .routing import cell_mass, spend
-from .rows import attend_rows, central_rows, split_rows
+from .rows import attend_rows, central_rows, row_peaks, split_rows
 from .summary import group_covariance, slot_means
 
 __all__ = [
     "add_affine", "attend_rows", "cell_mass", "central_rows", "eigh", "fit_residual", "gather_rows",
-    "group_covariance", "group_means", "kmeans_step", "project", "second_moment", "slot_means", "spend",
-    "split_rows",
+    "group_covariance", "group_means", "kmeans_step", "project", "row_peaks", "second_moment",
+    "shared_directions", "slot_means", "spend", "split_rows",
 ]  # fmt: skip

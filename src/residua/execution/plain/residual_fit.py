@@ -35,7 +35,11 @@ def fit_residual(
     features = root * (x - mean_x) / scale  # [..., M, Dv]
     targets = root * (residual - mean_r)
 
-    right = _leading_directions(targets, rank).mT if subspace else torch.eye(x.shape[-1]).to(targets)
+    right = (
+        _leading_directions(targets, rank).mT
+        if subspace
+        else torch.eye(x.shape[-1], dtype=targets.dtype).to(targets)
+    )
     left, leverage = _ridge(features, targets @ right.mT, ridge)  # [..., Dv, R], [..., M]
 
     error = residual - mean_r - (x - mean_x) / scale @ left @ right

@@ -17,7 +17,7 @@ def cell_mass(anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor
     kv_heads, tokens = k.shape[1], k.shape[2]
     shares = heads // kv_heads
     index = kv.labels.remainder(kv.groups + 1)  # padding goes to a spare last group
-    mass = torch.empty(batch, kv_heads, shares * cq, kv.groups + 1, device=k.device)
+    mass = torch.empty(batch, kv_heads, shares * cq, kv.groups + 1, dtype=torch.float32, device=k.device)
     rows = anchors.unflatten(1, (kv_heads, shares)).flatten(2, 3) * scale  # [B, Hkv, shares * Cq, D]
     step = chunk_rows(12 * tokens, shares * cq)
     for b in range(batch):
@@ -41,7 +41,7 @@ def _grouped_logsumexp(logits: Tensor, index: Tensor, groups: int) -> Tensor:
 
 def spend(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
     pairs = query_sizes[..., :, None] * kv_sizes[..., None, :]  # [B, H, Cq, Ck] int64
-    value = log_share - kv_sizes.clamp(min=1).log()[..., None, :]
+    value = log_share - kv_sizes.clamp(min=1).float().log()[..., None, :]
     value = torch.where(value.isnan(), torch.inf, value)
     value = torch.where(pairs > 0, value, -torch.inf)
 

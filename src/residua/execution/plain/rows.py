@@ -27,6 +27,20 @@ def central_rows(x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
     return turn.topk(count, dim=-1, largest=False, sorted=True).indices
 
 
+def row_peaks(x: Tensor) -> tuple[Tensor, Tensor]:
+    batch, heads, tokens, dim = x.shape
+    working = torch.float64 if x.dtype == torch.float64 else torch.float32
+    peaks = torch.empty(batch, heads, tokens, dtype=working, device=x.device)
+    finite = torch.empty(batch, heads, tokens, dtype=torch.bool, device=x.device)
+    step = chunk_rows(12 * batch * heads * dim, tokens)
+    for start in range(0, tokens, step):
+        part = x[:, :, start : start + step]
+        good = torch.isfinite(part)
+        finite[:, :, start : start + step] = good.all(-1)
+        peaks[:, :, start : start + step] = torch.where(good, part.abs(), 0.0).amax(-1)
+    return peaks, finite
+
+
 def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
     batch, heads, count, _ = rows.shape
     kv_heads, tokens = k.shape[1], k.shape[2]

@@ -15,7 +15,9 @@ def slot_means(
 ) -> tuple[Tensor, Tensor]:
     batch, heads, cq, dim = anchors.shape
     shares, count = heads // k.shape[1], log_mass.shape[-1]
-    sums = torch.zeros(batch, heads, cq * (count + 1), dim + v.shape[-1], device=k.device)
+    sums = torch.zeros(
+        batch, heads, cq * (count + 1), dim + v.shape[-1], dtype=torch.float32, device=k.device
+    )
     index = torch.where(slots < 0, count, slots).long()  # cells of no slot share a spare last one
     index = index + torch.arange(cq, device=k.device)[:, None] * (count + 1)  # [B, H, Cq, Ck]
     mass = torch.nn.functional.pad(log_mass, (0, 1), value=torch.inf).flatten(2)
@@ -37,8 +39,8 @@ def group_covariance(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tenso
     batch, heads, tokens, rank = x.shape
     dim, sizes = v.shape[-1], kv.sizes.clamp(min=1)[..., None]
     means, value_means = group_means(x, kv), group_means(v, kv)
-    covariance = torch.zeros(batch, heads, kv.groups + 1, rank * dim, device=x.device)
-    variance = torch.zeros(batch, heads, kv.groups + 1, rank, device=x.device)
+    covariance = torch.zeros(batch, heads, kv.groups + 1, rank * dim, dtype=torch.float32, device=x.device)
+    variance = torch.zeros(batch, heads, kv.groups + 1, rank, dtype=torch.float32, device=x.device)
     index = kv.labels.remainder(kv.groups + 1)  # -1 becomes the spare last row
     step = chunk_rows(8 * rank * dim, tokens)
     for b in range(batch):

@@ -264,6 +264,14 @@ class TritonBackend(Backend):
         return leading_space(matrix, rank, factor=False).to(matrix.dtype)
 
     @entry
+    def shared_directions(
+        self, spread: Tensor, covariance: Tensor, rank: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        from .. import plain
+
+        return plain.shared_directions(spread, covariance, rank, scale, self.leading_basis)
+
+    @entry
     def leading_factor(self, metric: Tensor, rank: int) -> Tensor:
         from .subspace import fits, leading_space
 

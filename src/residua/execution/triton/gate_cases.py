@@ -118,9 +118,9 @@ def _slots(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 
 
 def _order(backend: TritonBackend) -> None:
-    sizes = (empty(1, HEADS, n, dtype=torch.long) for n in (QUERY_GROUPS, KV_GROUPS))
+    rows, keys = (empty(1, HEADS, n, dtype=torch.long) for n in (QUERY_GROUPS, KV_GROUPS))
     budgets = [empty(1, HEADS, dtype=torch.long)] * 2
-    backend.spend_each(empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), *sizes, budgets)
+    backend.spend_each(empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), rows, keys, budgets)
     backend.sort_groups(empty(1, HEADS, TOKENS, dtype=torch.long), KV_GROUPS)
 
 

@@ -28,4 +28,5 @@ class Anchored(Rival):
             "compensation": round(sum(beside.values())),
             "grouping": grouping_products(task, config),
         }
-        return Outcome(out, {"routed": receipt.pairs.routed, "probe": receipt.pairs.probe}, products)
+        pairs = {"routed": receipt.pairs.routed, "probe": receipt.pairs.probe}
+        return Outcome(out, pairs, products, probe_rows=receipt.probe_rows)

@@ -8,6 +8,7 @@ reported, not charged. A method that is `all_in` is charged for it too, except f
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -19,7 +20,9 @@ from ...config import Config
 from ...errors import InputError
 from ...execution.backend import Backend, Demand, choose_backend
 from ...inputs import validate
+from ...registry import Registry
 from ...sizing import default_groups
+from ...stopwatch import Stopwatch
 from ...types import Call, Partition, Route
 
 
@@ -35,9 +38,11 @@ class Task:
     grid: tuple[int, ...] | None = None  # of the tokens, row-major; None if they have no places
     groups: tuple[int, int] | None = None  # query groups, K/V groups; None: as many as Residua takes
     backend_name: str = "auto"
+    stopwatch: Stopwatch | None = None  # who wants to know where the time goes
+    centres: dict[str, Tensor] | None = None  # of an earlier call, by name, and left for a later one
 
     def __post_init__(self) -> None:
-        Config(density=self.density)  # the only judge of a density
+        Config(density=self.density)  # refuses a density that makes no sense
         if self.q.shape[1] != self.k.shape[1]:
             raise InputError(f"{self.q.shape[1]} heads, {self.k.shape[1]} K/V heads: repeat the K/V heads")
 
@@ -48,6 +53,20 @@ class Task:
     @cached_property
     def backend(self) -> Backend:
         return choose_backend(self.backend_name, Demand.of(self.call))
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Time spent inside counts for this stage, if anybody wants to know."""
+        return nullcontext() if self.stopwatch is None else self.stopwatch.stage(name)
+
+    def start(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Centres of that name from an earlier call, if they have this shape; None starts cold."""
+        found = None if self.centres is None else self.centres.get(name)
+        return found if found is not None and found.shape == shape else None
+
+    def leave(self, name: str, centres: Tensor) -> None:
+        """Keeps centres for a later call, where there will be one."""
+        if self.centres is not None:
+            self.centres[name] = centres
 
     @property
     def heads(self) -> int:
@@ -70,7 +89,8 @@ class Task:
     @property
     def budget(self) -> Tensor:
         """Pairs that a head may evaluate.  # [B, H] int64"""
-        return torch.full(self.q.shape[:2], int(self.density * self.rows * self.keys), dtype=torch.long)
+        pairs = int(self.density * self.rows * self.keys)
+        return torch.full(self.q.shape[:2], pairs, dtype=torch.long, device=self.q.device)
 
     @property
     def group_counts(self) -> tuple[int, int]:
@@ -80,7 +100,8 @@ class Task:
 
     def attend(self, route: Route) -> tuple[Tensor, Tensor]:
         """Exact attention over the kept cells -> output [B, H, Nq, Dv] fp32, log-sum-exp [B, H, Nq]."""
-        return self.backend.attend(self.q, self.k, self.v, route, self.scale, out_dtype=torch.float32)
+        with self.stage("attention"):
+            return self.backend.attend(self.q, self.k, self.v, route, self.scale, out_dtype=torch.float32)
 
     def means(self, query: Partition, kv: Partition) -> tuple[Tensor, Tensor]:
         """Centroids of query and key groups.  # [B, H, Cq, D], [B, H, Ck, D]"""
@@ -96,15 +117,25 @@ class Outcome:
     products: dict[str, int] = field(default_factory=dict)  # beside them: prediction, compensation, grouping
     route: Route | None = None  # the cells behind the routed pairs
     lse: Tensor | None = None  # [B, H, Nq] log-sum-exp over the routed pairs alone
+    added_lse: Tensor | None = None  # [B, H, Nq] log of the mass that a compensation added to them
+    probe_rows: Tensor | None = None  # [B, H, M] rows that were computed exactly to learn from them
+
+    @property
+    def total_lse(self) -> Tensor:
+        """Log of the mass that the output stands for, so that more keys can join it.  # [B, H, Nq]"""
+        assert self.lse is not None
+        return self.lse if self.added_lse is None else torch.logaddexp(self.lse, self.added_lse)
 
     @property
     def executed(self) -> int:
         return sum(self.pairs.values())
 
     @staticmethod
-    def routed(out: Tensor, lse: Tensor, route: Route, products: dict[str, int]) -> Outcome:
+    def routed(
+        out: Tensor, lse: Tensor, route: Route, products: dict[str, int], added_lse: Tensor | None = None
+    ) -> Outcome:
         """The outcome of a method whose exact pairs are its cells and nothing else."""
-        return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse)
+        return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse, added_lse)
 
 
 class Rival:
@@ -125,20 +156,17 @@ class Rival:
         raise NotImplementedError
 
 
-RIVALS: dict[str, Rival] = {}
-
-
-def register(rival: type[Rival]) -> type[Rival]:
-    """Class decorator: makes a rival known under its name."""
-    if rival.name in RIVALS:
-        raise ValueError(f"two rivals are called {rival.name!r}")
-    RIVALS[rival.name] = rival()
-    return rival
+RIVALS: Registry[Rival] = Registry("rival")
+register = RIVALS.register
+RENAMED = {"spargeattn": "sparge", "spargeattn-gate": "sparge-gate", "sparsepr": "paper"}
 
 
 def find(names: list[str] | None) -> list[Rival]:
     """The rivals of these names, in their order; all of them without names."""
     unknown = [name for name in names or [] if name not in RIVALS]
+    for name in unknown:
+        if name in RENAMED:
+            raise InputError(f"method {name} is now called {RENAMED[name]}")
     if unknown:
         raise InputError(f"no method {', '.join(unknown)}; there are: {', '.join(RIVALS)}")
     return [RIVALS[name] for name in dict.fromkeys(names or RIVALS)]

@@ -26,8 +26,8 @@ def skipped_tail(task: Task, route: Route) -> Tail:
     keys = task.backend.group_means(task.k, route.kv)  # [B, H, Ck, D]
     values = task.backend.group_means(task.v, route.kv)  # [B, H, Ck, Dv]
     log_size = route.kv.sizes.log()  # -inf where empty
-    out = torch.zeros(*task.q.shape[:3], values.shape[-1])
-    lse = torch.full(task.q.shape[:3], -torch.inf)
+    out = task.q.new_zeros(*task.q.shape[:3], values.shape[-1])
+    lse = task.q.new_full(task.q.shape[:3], -torch.inf)
     step = max(1, CHUNK // route.kv.groups)
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
         hidden = torch.where(route.cells[b, h], -torch.inf, log_size[b, h])  # [Cq, Ck]

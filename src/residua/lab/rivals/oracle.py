@@ -18,7 +18,7 @@ def true_mass(task: Task, query: Partition, kv: Partition) -> Tensor:
 
     -> [B, H, Cq, Ck] fp64
     """
-    mass = torch.zeros(*task.q.shape[:2], query.groups, kv.groups, dtype=torch.double)
+    mass = task.q.new_zeros(*task.q.shape[:2], query.groups, kv.groups, dtype=torch.double)
     step = max(1, CHUNK // task.keys)
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
         columns = kv.labels[b, h]

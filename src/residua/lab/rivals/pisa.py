@@ -19,7 +19,7 @@ def covariances(task: Task, kv: Partition) -> Tensor:
     -> [B, H, Ck, D, Dv]
     """
     keys, values = task.backend.group_means(task.k, kv), task.backend.group_means(task.v, kv)
-    slopes = torch.zeros(*kv.sizes.shape, task.k.shape[-1], task.v.shape[-1])
+    slopes = task.k.new_zeros(*kv.sizes.shape, task.k.shape[-1], task.v.shape[-1])
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
         ends = kv.offsets[b, h].tolist()
         for g, (first, last) in enumerate(pairwise(ends)):
@@ -40,16 +40,23 @@ def shared_slope(score: Tensor, route: Route, slopes: Tensor) -> Tensor:
     return (weights @ slopes.flatten(-2)).unflatten(-1, slopes.shape[-2:])
 
 
-def taylor(task: Task, route: Route, score: Tensor, order: int) -> tuple[Tensor, Tensor]:
+def taylor(task: Task, route: Route, score: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
     """Attention with the kept cells exact and the skipped ones expanded: exp(q.k) = exp(q.kbar)(1 + q.(k -
     kbar)). To first order the mass of a group is that of its mean, and its value vbar + scale * q Cov(k, v).
 
-    -> output [B, H, Nq, Dv], log-sum-exp of the exact part
+    -> output [B, H, Nq, Dv], log-sum-exp of the exact part, and of what was added to it
     """
     out, lse = task.attend(route)
-    merged, share = merge(out, lse, skipped_tail(task, route))
-    if order == 0:
-        return merged, lse
+    with task.stage("reconstruction"):
+        tail = skipped_tail(task, route)
+        merged, share = merge(out, lse, tail)
+        if order > 0:
+            _add_first_order(task, route, score, merged, share)
+    return merged, lse, tail.lse
+
+
+def _add_first_order(task: Task, route: Route, score: Tensor, merged: Tensor, share: Tensor) -> None:
+    """Adds, in place, what the keys of skipped blocks do off their means."""
     slope = shared_slope(score, route, covariances(task, route.kv))
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
         for a in range(route.query.groups):
@@ -57,7 +64,6 @@ def taylor(task: Task, route: Route, score: Tensor, order: int) -> tuple[Tensor,
             rows = route.query.order[b, h, ends[0] : ends[1]]
             first = task.scale * task.q[b, h, rows] @ slope[b, h, a]
             merged[b, h, rows] += share[b, h, rows, None] * first
-    return merged, lse
 
 
 @register
@@ -75,10 +81,12 @@ class Pisa(Rival):
 
     def run(self, task: Task) -> Outcome:
         query_groups, kv_groups = task.group_counts
-        query, kv = blocks(task, task.q, query_groups), blocks(task, task.k, kv_groups)
-        score = centroid_scores(task, query, kv)
-        route = top_p(task, score, query, kv)
-        out, lse = taylor(task, route, score, order=1)
+        with task.stage("grouping"):
+            query, kv = blocks(task, task.q, query_groups), blocks(task, task.k, kv_groups)
+        with task.stage("routing"):
+            score = centroid_scores(task, query, kv)
+            route = top_p(task, score, query, kv)
+        out, lse, added = taylor(task, route, score, order=1)
         width = task.v.shape[-1]
         # rows times slopes, slopes of the blocks, and their weighted means
         first_order = task.rows * width + task.keys * width + query.groups * kv.groups * width
@@ -86,4 +94,4 @@ class Pisa(Rival):
             "prediction": task.heads * (query.groups * kv.groups + task.rows + task.keys),
             "compensation": tail_products(task, route) + task.heads * first_order,
         }
-        return Outcome.routed(out, lse, route, products)
+        return Outcome.routed(out, lse, route, products, added)

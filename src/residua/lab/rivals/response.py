@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from ...config import Config
 from ...grouping.partition import group_tokens
-from ...probes import select
-from ...reconstruction import RECONSTRUCTIONS
 from ...sizing import resolve
 from ...types import Grouping
 from .base import Task
@@ -33,24 +28,3 @@ def grouping_products(task: Task, config: Config) -> int:
     products = kmeans_products(task.rows, sizes.query_groups, config.kmeans_cold, sizes.query_rank, dim)
     products += kmeans_products(task.keys, sizes.kv_groups, config.kmeans_cold, sizes.key_rank, dim)
     return task.heads * (products + task.rows * sizes.query_rank + task.keys * sizes.key_rank)
-
-
-def probe_rows(task: Task, *reconstructions: str) -> Tensor | None:
-    """The rows that calls with these reconstructions compute exactly: they are held out when methods are
-    compared, because some of them have seen the answer.  # [B, H, M], a row may be there twice"""
-    config = settings(task, reconstructions[0])
-    count = resolve(config, task.call).probes
-    if not count:
-        return None
-    grouping = response_groups(task, config)  # the same whatever the reconstruction
-    coordinates, query = grouping.coordinates, grouping.query
-    policies = [
-        policy
-        for policy in (RECONSTRUCTIONS[reconstruction].probe_policy for reconstruction in reconstructions)
-        if policy is not None
-    ]
-    found = [
-        select(coordinates, query.labels, query.groups, count, policy, backend=task.backend)
-        for policy in policies
-    ]
-    return torch.cat([rows for rows, _ in found], -1)

@@ -39,7 +39,8 @@ def blocks(task: Task, x: Tensor, groups: int, multiple: int = 1) -> Partition:
 def from_places(like: Tensor, labels: Tensor) -> Partition:
     """The same partition for every head.  # labels [N]"""
     groups = int(labels.max()) + 1
-    return Partition.from_labels(labels.expand(*like.shape[:2], -1).contiguous(), groups)
+    labels = labels.to(like.device).expand(*like.shape[:2], -1)
+    return Partition.from_labels(labels.contiguous(), groups)
 
 
 def centroid_scores(task: Task, query: Partition, kv: Partition) -> Tensor:

@@ -9,12 +9,21 @@ from ...types import Partition
 from .base import Task
 from .selection import kmeans_products
 
-STEPS = 25  # as many as Residua takes in the first call of a run
+STEPS, WARM_STEPS = 25, 2  # as many as Residua takes in the first call of a run, and in later ones
 
 
-def cluster(task: Task, x: Tensor, groups: int) -> Partition:
+def steps_of(task: Task, x: Tensor, groups: int, name: str) -> int:
+    """How many steps `cluster` takes: few, if an earlier call left its centres under this name."""
+    return STEPS if task.start(name, _shape(x, groups)) is None else WARM_STEPS
+
+
+def cluster(task: Task, x: Tensor, groups: int, name: str) -> Partition:
     """Groups of the rows of x [B, H, N, D]."""
-    found = kmeans(x.flatten(0, 1), groups, STEPS, backend=task.backend)
+    steps = steps_of(task, x, groups, name)
+    start = task.start(name, _shape(x, groups))
+    start = None if start is None else start.flatten(0, 1)
+    found = kmeans(x.flatten(0, 1), groups, steps, start=start, backend=task.backend)
+    task.leave(name, found.centres.unflatten(0, x.shape[:2]))
     return Partition.from_labels(found.labels.unflatten(0, x.shape[:2]), groups)
 
 
@@ -22,7 +31,12 @@ def semantic_groups(task: Task) -> tuple[Partition, Partition, int]:
     """Query groups, K/V groups, and the products it took to find them."""
     query_groups, kv_groups = task.group_counts
     dim = task.q.shape[-1]
-    products = kmeans_products(task.rows, query_groups, STEPS, dim, dim)
-    products += kmeans_products(task.keys, kv_groups, STEPS, dim, dim)
-    query = cluster(task, task.q, query_groups)
-    return query, cluster(task, task.k, kv_groups), task.heads * products
+    steps = steps_of(task, task.q, query_groups, "queries"), steps_of(task, task.k, kv_groups, "keys")
+    products = kmeans_products(task.rows, query_groups, steps[0], dim, dim)
+    products += kmeans_products(task.keys, kv_groups, steps[1], dim, dim)
+    query = cluster(task, task.q, query_groups, "queries")
+    return query, cluster(task, task.k, kv_groups, "keys"), task.heads * products
+
+
+def _shape(x: Tensor, groups: int) -> tuple[int, ...]:
+    return (*x.shape[:2], groups, x.shape[-1])

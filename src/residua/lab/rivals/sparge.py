@@ -22,7 +22,7 @@ def self_similarity(task: Task, x: Tensor, partition: Partition) -> Tensor:
 class Sparge(Rival):
     """The attention of the blocks' means says how much each cell holds; top-cdf per query block."""
 
-    name = "spargeattn"
+    name = "sparge"
     title = "SpargeAttn, block means"
     source = "J. Zhang et al., SpargeAttention, 2025, arXiv:2502.18137"
     simplified = (
@@ -41,8 +41,10 @@ class Sparge(Rival):
 
     def run(self, task: Task) -> Outcome:
         query_groups, kv_groups = task.group_counts
-        query, kv = blocks(task, task.q, query_groups), blocks(task, task.k, kv_groups)
-        route = in_order(task, self.places(task, query, kv), query, kv)
+        with task.stage("grouping"):
+            query, kv = blocks(task, task.q, query_groups), blocks(task, task.k, kv_groups)
+        with task.stage("routing"):
+            route = in_order(task, self.places(task, query, kv), query, kv)
         out, lse = task.attend(route)
         prediction = task.heads * (query.groups * kv.groups + task.rows + task.keys)
         return Outcome.routed(out, lse, route, {"prediction": prediction})
@@ -53,7 +55,7 @@ class SpargeGate(Sparge):
     """The same with the self-similarity gate: blocks whose rows are not alike come first, because their means
     say nothing."""
 
-    name = "spargeattn-gate"
+    name = "sparge-gate"
     title = "SpargeAttn, with its gate"
     simplified = (
         "the gate is a priority inside the budget, not an exemption from it, with one threshold for all "

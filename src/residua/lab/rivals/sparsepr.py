@@ -13,7 +13,7 @@ class SparsePR(Rival):
     """Response-coupled groups, hard drop, and a probe-fitted reconstruction of what was dropped. The probe
     rows are paid from the same budget."""
 
-    name = "sparsepr"
+    name = "paper"
     title = "SparsePR (Residua)"
     source = "Partition the Support, Reconstruct the Residual (SparsePR), 2026; residua.Config.paper()"
 
@@ -28,4 +28,4 @@ class SparsePR(Rival):
             "compensation": reconstruction,
             "grouping": grouping_products(task, config),
         }
-        return Outcome(out, pairs, products)
+        return Outcome(out, pairs, products, probe_rows=receipt.probe_rows)

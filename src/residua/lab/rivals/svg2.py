@@ -20,8 +20,10 @@ class Svg2(Rival):
         raise NotImplementedError
 
     def run(self, task: Task) -> Outcome:
-        query, kv, grouping = semantic_groups(task)
-        route = self.choose(task, query, kv)
+        with task.stage("grouping"):
+            query, kv, grouping = semantic_groups(task)
+        with task.stage("routing"):
+            route = self.choose(task, query, kv)
         out, lse = task.attend(route)
         prediction = task.heads * query.groups * kv.groups
         return Outcome.routed(out, lse, route, {"prediction": prediction, "grouping": grouping})
@@ -33,7 +35,7 @@ class Svg2TopP(Svg2):
 
     name = "svg2"
     title = "SVG2, top-p"
-    simplified = "p is what meets the target in each head, not a constant; k-means starts cold"
+    simplified = "p is what meets the target in each head, not a constant"
 
     def choose(self, task: Task, query: Partition, kv: Partition) -> Route:
         return top_p(task, centroid_scores(task, query, kv), query, kv)
@@ -45,7 +47,7 @@ class Svg2Budget(Svg2):
 
     name = "svg2-budget"
     title = "SVG2, fixed budget"
-    simplified = "k-means starts cold"
+    simplified = "every head has the same budget"
 
     def choose(self, task: Task, query: Partition, kv: Partition) -> Route:
         return equal_budget(task, centroid_scores(task, query, kv), query, kv)

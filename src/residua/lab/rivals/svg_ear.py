@@ -18,7 +18,7 @@ def compensation_error(task: Task, query: Partition, kv: Partition) -> Tensor:
     """How far the attention weights of every K/V group are from equal weights at the group's centroid, seen
     from the centroid of every query group: sum_j |p_aj - phat_ab|.  # [B, H, Cq, Ck]"""
     anchors, keys = task.means(query, kv)
-    error = torch.zeros(*task.q.shape[:2], query.groups, kv.groups)
+    error = task.q.new_zeros(*task.q.shape[:2], query.groups, kv.groups)
     step = max(1, CHUNK // task.keys)
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
         labels = kv.labels[b, h]
@@ -40,18 +40,20 @@ class SvgEar(Rival):
     name = "svg-ear"
     title = "SVG-EAR"
     source = "Zhou et al., SVG-EAR: Parameter-Free Linear Compensation, 2026, arXiv:2603.08982"
-    simplified = (
-        "the error of a cell is read at the query group's centroid over all keys; k-means starts cold"
-    )
+    simplified = "the error of a cell is read at the query group's centroid over all keys"
 
     def run(self, task: Task) -> Outcome:
-        query, kv, grouping = semantic_groups(task)
-        route = best_per_pair(task, compensation_error(task, query, kv).log(), query, kv)
+        with task.stage("grouping"):
+            query, kv, grouping = semantic_groups(task)
+        with task.stage("routing"):
+            route = best_per_pair(task, compensation_error(task, query, kv).log(), query, kv)
         out, lse = task.attend(route)
-        merged, _ = merge(out, lse, skipped_tail(task, route))
+        with task.stage("reconstruction"):
+            tail = skipped_tail(task, route)
+            merged, _ = merge(out, lse, tail)
         products = {
             "prediction": task.heads * query.groups * (task.keys + kv.groups),
             "compensation": tail_products(task, route),
             "grouping": grouping,
         }
-        return Outcome.routed(merged, lse, route, products)
+        return Outcome.routed(merged, lse, route, products, tail.lse)

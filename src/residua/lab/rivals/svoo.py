@@ -13,7 +13,7 @@ from .selection import centroid_scores, kmeans_products, top_p
 from .semantic import STEPS as START_STEPS
 from .semantic import cluster
 
-ROUNDS = 3
+ROUNDS, WARM_ROUNDS = 3, 1
 STEPS = 4  # of k-means, per side and round
 
 
@@ -30,16 +30,24 @@ def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: T
     return Partition.from_labels(found.labels.unflatten(0, x.shape[:2]), groups)
 
 
-def co_cluster(task: Task) -> tuple[Partition, Partition]:
+def co_cluster(task: Task) -> tuple[Partition, Partition, int]:
+    """Query groups, K/V groups, and in how many rounds; one round if an earlier call left its centroids."""
     query_groups, kv_groups = task.group_counts
-    query = cluster(task, task.q, query_groups)  # a start for the alternation
-    queries, keys = task.backend.group_means(task.q, query), None
-    for _ in range(ROUNDS):
+    heads, dim = task.q.shape[:2], task.q.shape[-1]
+    queries = task.start("queries", (*heads, query_groups, dim))
+    keys = task.start("keys", (*heads, kv_groups, dim))
+    rounds = ROUNDS if queries is None else WARM_ROUNDS
+    if queries is None:
+        queries = task.backend.group_means(task.q, cluster(task, task.q, query_groups, "start"))
+    for _ in range(rounds):
         kv = affinity_groups(task, task.k, kv_groups, queries, keys)
         keys = _centroids(task, task.k, kv, keys)
         query = affinity_groups(task, task.q, query_groups, keys, queries)
         queries = _centroids(task, task.q, query, queries)
-    return query, kv
+    assert keys is not None
+    task.leave("queries", queries)
+    task.leave("keys", keys)
+    return query, kv, rounds
 
 
 def _centroids(task: Task, x: Tensor, partition: Partition, before: Tensor | None) -> Tensor:
@@ -61,18 +69,21 @@ class Svoo(Rival):
     )
 
     def run(self, task: Task) -> Outcome:
-        query, kv = co_cluster(task)
-        route = top_p(task, centroid_scores(task, query, kv), query, kv)
+        with task.stage("grouping"):
+            query, kv, rounds = co_cluster(task)
+        with task.stage("routing"):
+            route = top_p(task, centroid_scores(task, query, kv), query, kv)
         out, lse = task.attend(route)
         dim, (query_groups, kv_groups) = task.q.shape[-1], task.group_counts
-        rounds = ROUNDS * (
+        grouping = rounds * (
             kmeans_products(task.rows, query_groups, STEPS, dim, dim)
             + kmeans_products(task.keys, kv_groups, STEPS, dim, dim)
             + (task.rows + task.keys) * dim
         )
-        start = kmeans_products(task.rows, query_groups, START_STEPS, dim, dim)
+        if rounds == ROUNDS:  # the first grouping of the queries
+            grouping += kmeans_products(task.rows, query_groups, START_STEPS, dim, dim)
         products = {
             "prediction": task.heads * query_groups * kv_groups,
-            "grouping": task.heads * (rounds + start),
+            "grouping": task.heads * grouping,
         }
         return Outcome.routed(out, lse, route, products)

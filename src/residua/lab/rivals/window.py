@@ -20,7 +20,7 @@ def nearest_tiles(task: Task, grid: tuple[int, ...]) -> Outcome:
     place = distance.argsort(dim=-1, stable=True).argsort(
         dim=-1, stable=True
     )  # rank of a tile from each tile
-    route = in_order(task, place.expand(*task.q.shape[:2], -1, -1), query, kv)
+    route = in_order(task, place.to(task.q.device).expand(*task.q.shape[:2], -1, -1), query, kv)
     return Outcome.routed(*task.attend(route), route, {})
 
 

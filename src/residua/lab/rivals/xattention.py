@@ -30,7 +30,7 @@ def antidiagonal_map(q: Tensor, k: Tensor, scale: float, stride: int) -> Tensor:
 
 def block_scores(task: Task, query: Partition, kv: Partition, stride: int) -> Tensor:
     """Softmax of the strided map, summed over blocks; its log.  # [B, H, Cq, Ck]"""
-    score = torch.zeros(*task.q.shape[:2], query.groups, kv.groups)
+    score = task.q.new_zeros(*task.q.shape[:2], query.groups, kv.groups)
     row_order, column_order = local_order(task, task.rows), local_order(task, task.keys)
     step = max(1, CHUNK * stride // task.keys) * stride
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
@@ -58,8 +58,10 @@ class XAttention(Rival):
 
     def run(self, task: Task) -> Outcome:
         query_groups, kv_groups = task.group_counts
-        query = blocks(task, task.q, query_groups, STRIDE)
-        kv = blocks(task, task.k, kv_groups, STRIDE)
-        route = top_p(task, block_scores(task, query, kv, STRIDE), query, kv)
+        with task.stage("grouping"):
+            query = blocks(task, task.q, query_groups, STRIDE)
+            kv = blocks(task, task.k, kv_groups, STRIDE)
+        with task.stage("routing"):
+            route = top_p(task, block_scores(task, query, kv, STRIDE), query, kv)
         out, lse = task.attend(route)
         return Outcome.routed(out, lse, route, {"prediction": task.possible // STRIDE})

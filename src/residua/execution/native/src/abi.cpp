@@ -135,10 +135,13 @@ RESIDUA_EXPORT int64_t residua_struct_size(int32_t number) {
       sizeof(MassArgs),    sizeof(SlotsArgs),      sizeof(CovarianceArgs), sizeof(KmeansArgs), sizeof(MeansArgs),
       sizeof(GatherArgs),  sizeof(ProjectArgs),    sizeof(AffineArgs), sizeof(EigenArgs),  sizeof(FitArgs),
       sizeof(FiniteArgs),  sizeof(SortArgs),       sizeof(MomentArgs), sizeof(CentralArgs), sizeof(SpendArgs),
+      sizeof(MatmulArgs),  sizeof(DirectionsArgs), sizeof(PeaksArgs),
   };
   constexpr int32_t count = sizeof(kStructs) / sizeof(kStructs[0]);
   return number >= 0 && number < count ? kStructs[number] : 0;
 }
+
+RESIDUA_EXPORT void residua_poison(int32_t byte) { poison_byte = byte; }
 
 // The name of an instruction set (0 is the best), or null where it cannot run.
 RESIDUA_EXPORT const char* residua_isa(int32_t isa) {

@@ -6,7 +6,7 @@
 
 namespace residua {
 
-constexpr int kAbiVersion = 4;
+constexpr int kAbiVersion = 6;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -151,7 +151,7 @@ struct EigenArgs {
 };
 
 struct FitArgs {
-  int64_t heads, rows, dim, rank;
+  int64_t heads, rows, dim, rank, subspace;  // without a subspace the rank is the dim
   double ridge, feature_eps, max_leverage, min_energy;
   const float* x;         // [heads, M, Dv]
   const float* residual;  // [heads, M, Dv]
@@ -160,6 +160,31 @@ struct FitArgs {
   float* right;           // [heads, R, Dv]
   float* bias;            // [heads, Dv]
   float* left_out;        // [heads, M, Dv]
+};
+
+// out = x y for every matrix; y is [inner][columns], or [columns][inner] if `transposed`.
+struct MatmulArgs {
+  int64_t matrices, rows, inner, columns, transposed;
+  const float* x;  // [matrices, rows, inner]
+  const float* y;
+  float* out;  // [matrices, rows, columns]
+};
+
+struct DirectionsArgs {
+  int64_t heads, dim, rank, steps;
+  double scale, floor, tiny, shift;
+  const double* spread;      // [heads, D, D]
+  const double* covariance;  // [heads, D, D]
+  float* to_query;           // [heads, D, R]
+  float* to_key;             // [heads, D, R]
+};
+
+struct PeaksArgs {
+  Shape shape;  // heads, queries = rows, dim
+  View x;
+  float* peaks;     // [B, H, rows], the largest finite magnitude
+  uint8_t* finite;  // [B, H, rows]
+  int32_t dtype, pad;
 };
 
 struct FiniteArgs {
@@ -248,6 +273,11 @@ struct Kernels {
   void (*eigh)(const EigenArgs&, int64_t task, void* scratch);
   size_t (*fit_scratch)(const FitArgs&);
   void (*fit)(const FitArgs&, int64_t head, void* scratch);
+  size_t (*matmul_scratch)(const MatmulArgs&);
+  void (*matmul)(const MatmulArgs&, int64_t matrix, int64_t begin, int64_t end, void* scratch);
+  size_t (*directions_scratch)(const DirectionsArgs&);
+  void (*directions)(const DirectionsArgs&, int64_t head, void* scratch);
+  void (*peaks)(const PeaksArgs&, int64_t head, int64_t begin, int64_t end);
   size_t (*moment_scratch)(const MomentArgs&);
   void (*moment_rows)(const MomentArgs&, int64_t head, MomentHead&, void* scratch);
   void (*moment)(const MomentArgs&, int64_t head, const MomentHead&, int64_t first, void* scratch);

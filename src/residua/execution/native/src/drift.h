@@ -45,7 +45,7 @@ struct DriftBlock {
       float sum = 0.0f;
       for (int64_t r = 0; r < rank; r++) {
         row[r] -= origin[r];
-        sum += row[r] * row[r] * curve[r];
+        sum += row[r] * curve[r] * row[r];  // its square alone may be infinite
       }
       bend[i] = sum > args.max_bend ? args.max_bend : sum;  // NaN stays NaN
     }

@@ -6,7 +6,7 @@
 namespace residua::RESIDUA_ISA {
 
 constexpr int kMaxSweeps = 60;      // per eigenvalue; two are usual
-constexpr double kNothing = 1e-290;  // a squared length that is none, where the largest entry is 1
+constexpr double kNothing = 1e-200;  // a squared length that is none, where the largest entry is 1
 
 inline double dot(const double* a, const double* b, int64_t n) {
   Doubles sums = {};
@@ -65,8 +65,9 @@ inline void tridiagonalise(const EigenBlock& m, int64_t n) {
     if (!(rest > kNothing)) continue;
     const double norm = std::sqrt(v[0] * v[0] + rest);
     m.off[k] = v[0] > 0 ? -norm : norm;
-    v[0] -= m.off[k];
-    m.tau[k] = 2.0 / (v[0] * v[0] + rest);
+    for (int64_t i = 0; i < size; i++) v[i] /= norm;  // a tiny row would make tau, and its square, infinite
+    v[0] += v[0] > 0 ? 1.0 : -1.0;
+    m.tau[k] = 2.0 / dot(v, v, size);
     double* w = m.image;
     for (int64_t i = 0; i < size; i++) w[i] = 0.0;
     add_rows(w, m.a + (k + 1) * m.stride + k + 1, m.stride, v, size, size);
@@ -140,7 +141,8 @@ inline void sweep(const EigenBlock& m, int64_t n, int64_t first, int64_t last) {
   int64_t i = last - 1;
   for (; i >= first; i--) {
     const double f = s * e[i], b = c * e[i];
-    const double r = std::sqrt(f * f + g * g);
+    const double square = f * f + g * g;
+    const double r = square > kNothing ? std::sqrt(square) : std::hypot(f, g);  // small squares lose digits
     e[i + 1] = r;
     if (!(r > 0.0)) break;  // the block falls apart here
     s = f / r;
@@ -169,12 +171,17 @@ inline void diagonalise(const EigenBlock& m, int64_t n) {
       int64_t last = first;
       for (; last + 1 < n; last++) {
         const double size = std::fabs(m.diagonal[last]) + std::fabs(m.diagonal[last + 1]);
-        if (std::fabs(m.off[last]) <= 0x1p-53 * size + 1e-300) break;
+        if (std::fabs(m.off[last]) <= 0x1p-53 * size + 1e-100) break;
       }
       if (last == first) break;
       sweep(m, n, first, last);
     }
   }
+}
+
+inline void lose(double* values, double* vectors, int64_t n) {
+  for (int64_t i = 0; i < n; i++) values[i] = __builtin_nan("");
+  for (int64_t i = 0; i < n * n; i++) vectors[i] = __builtin_nan("");
 }
 
 // Matrix `task` of a batch. A matrix with NaN or Inf has NaN for everything.
@@ -190,11 +197,7 @@ inline void eigh_task(const EigenArgs& args, int64_t task, void* scratch) {
     largest = size > largest ? size : largest;
     poison += 0.0 * matrix[i];
   }
-  if (poison != 0.0) {
-    for (int64_t i = 0; i < n; i++) values[i] = poison;
-    for (int64_t i = 0; i < n * n; i++) vectors[i] = poison;
-    return;
-  }
+  if (poison != 0.0) return lose(values, vectors, n);
   const double unit = largest > 0.0 ? largest : 1.0;
   for (int64_t i = 0; i < n; i++) {
     for (int64_t j = 0; j < n; j++) m.a[i * m.stride + j] = matrix[i * n + j] / unit;
@@ -202,6 +205,8 @@ inline void eigh_task(const EigenArgs& args, int64_t task, void* scratch) {
   tridiagonalise(m, n);
   accumulate(m, n);
   diagonalise(m, n);
+  for (int64_t i = 0; i < n; i++) poison += 0.0 * m.diagonal[i];
+  if (poison != 0.0) return lose(values, vectors, n);  // NaN has no place in an order
   for (int64_t i = 0; i < n; i++) {  // ascending; equal ones keep their order
     int64_t place = 0;
     for (int64_t j = 0; j < n; j++) {

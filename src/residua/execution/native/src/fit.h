@@ -120,6 +120,11 @@ inline void standardise(const FitArgs& args, int64_t head, FitBlock& b) {
 // Leading right singular vectors of s, from its smaller Gram matrix; directions that carry nothing are zero.
 inline void directions(const FitArgs& args, FitBlock& b) {
   const int64_t m = args.rows, d = args.dim, n = least(m, d);
+  if (!args.subspace) {
+    for (int64_t i = 0; i < d * d; i++) b.right[i] = i % (d + 1) ? 0.0 : 1.0;
+    std::memcpy(b.y, b.s, m * d * sizeof(double));
+    return;
+  }
   gram(d <= m ? b.st : b.s, b.small, n, d <= m ? m : d);
   double size = 1e-300;
   for (int64_t i = 0; i < n; i++) size = b.small[i * n + i] > size ? b.small[i * n + i] : size;

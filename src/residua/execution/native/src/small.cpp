@@ -13,6 +13,8 @@ uint32_t bits_of(float x) {
 }
 
 constexpr int64_t kFinitePart = 1 << 18;
+constexpr int64_t kMatmulColumns = 256;
+constexpr int64_t kPeakRows = 1024;
 
 // On a busy machine a second thread costs more than a fraction of a millisecond of work.
 int64_t worth(int64_t threads, int64_t elements) { return elements < (1 << 20) ? 1 : threads; }
@@ -157,6 +159,33 @@ RESIDUA_EXPORT int32_t residua_fit_residual(const FitArgs* a, int32_t isa, int32
   return with_kernels(isa, [&](const Kernels& kernels) {
     return parallel(threads, a->heads, kernels.fit_scratch(*a),
                     [&](int64_t head, void* scratch) { kernels.fit(*a, head, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_matmul(const MatmulArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const int64_t used = worth(threads, a->matrices * a->rows * a->columns * a->inner / 16);
+    return over_parts(used, a->matrices, a->columns, kMatmulColumns, kernels.matmul_scratch(*a),
+                      [&](int64_t matrix, int64_t begin, int64_t end, void* scratch) {
+                        kernels.matmul(*a, matrix, begin, end, scratch);
+                      });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_directions(const DirectionsArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    return parallel(threads, a->heads, kernels.directions_scratch(*a),
+                    [&](int64_t head, void* scratch) { kernels.directions(*a, head, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_row_peaks(const PeaksArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels& kernels) {
+    const Shape& s = a->shape;
+    return over_parts(worth(threads, s.batch * s.heads * s.queries * s.dim), s.batch * s.heads, s.queries,
+                      kPeakRows, 0, [&](int64_t head, int64_t begin, int64_t end, void*) {
+                        kernels.peaks(*a, head, begin, end);
+                      });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -22,6 +23,15 @@ using Memory = std::unique_ptr<void, FreeDeleter>;
 
 inline Memory allocate(size_t bytes) {
   return Memory(std::aligned_alloc(kAlign, round_up(bytes ? bytes : 1, kAlign)));
+}
+
+// For tests: every byte of scratch memory is set to this before every task, so that a result that depends on
+// what was there before cannot stay unseen. 0xff makes NaN, 0x41 numbers such as 12; negative: off.
+inline std::atomic<int> poison_byte{-1};
+
+inline void prepare(void* scratch, size_t bytes) {
+  const int byte = poison_byte.load(std::memory_order_relaxed);
+  if (byte >= 0) std::memset(scratch, byte, bytes);
 }
 
 // What a late thread may still look at when the call is over.
@@ -47,7 +57,10 @@ Status parallel(int64_t threads, int64_t count, size_t scratch_bytes, const Work
   if (scratch.empty()) return kNoMemory;  // with less memory than wanted, fewer threads do
   std::atomic<int64_t> next{0};
   auto run = [&](void* own) {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i, own);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      prepare(own, scratch_bytes);
+      work(i, own);
+    }
   };
   for (size_t i = 1; i < scratch.size(); i++) {
     try {

@@ -1,0 +1,84 @@
+"""Measures everything that docs/results.md speaks of and writes the tables to docs/results/.
+
+    python benchmarks/make_results.py                  # calls of the model in the box, then whole generations
+    python benchmarks/make_results.py --calls FOLDER   # also the studies of recorded calls that you have
+    python benchmarks/make_results.py --only ablations # one study again
+
+Each study runs as the command that its page names, so that everybody can repeat it alone. Errors do not
+depend on the machine; times do, and belong to a quiet one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "results"
+CAPTURE = "--layers 0,2,4 --heads 0,1"
+CAPTURES = {
+    "mini": f"capture --model mini {CAPTURE} --steps 1,2,4 --run-steps 6",
+    "mini-16k": f"capture --model mini --frames 64 {CAPTURE} --steps 2 --run-steps 4",
+}
+# Study -> its command, and the captures that it runs on; the user's own calls are added to all.
+STUDIES = {
+    "diagnostics": ("analyze", ("mini",)),
+    "ablations": ("ablate", ("mini",)),
+    "reconstructions": ("reconstructions", ("mini", "mini-16k")),
+    "rivals": ("rivals", ("mini",)),
+}
+METHODS = (
+    "compare --model mini --methods dense,sparge,svg2,svoo,svg-ear,hard-drop,paper,authors,anchored "
+    "--densities 0.22 --steps 20 --dense-steps 0.1 --dense-layers 0 --min-tokens 0"
+)
+
+
+def residua(command: str, *more: str) -> None:
+    print(f"residua {command} {' '.join(more)}", flush=True)
+    subprocess.run([sys.executable, "-m", "residua", *command.split(), *more], check=True)
+
+
+def publish(name: str, made: Path) -> None:
+    """The report as a page of the site: its text, and its figures under names of their own."""
+    text = (made / "report.md").read_text(encoding="utf-8")
+    for figure in sorted(made.glob("*.png")):
+        own = f"{name}-{figure.name}"
+        shutil.copyfile(figure, PAGES / own)
+        text = text.replace(f"({figure.name})", f"({own})")
+    (PAGES / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--calls", type=Path, help="a folder of recorded calls that you have")
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "results", help="captures and reports")
+    parser.add_argument("--only", action="append", choices=[*STUDIES, "methods"], help="may be repeated")
+    parser.add_argument("--lpips", type=Path, help="LPIPS weights (safetensors), for the methods")
+    given = parser.parse_args()
+    wanted = given.only or [*STUDIES, "methods"]
+    PAGES.mkdir(parents=True, exist_ok=True)
+    folders: dict[str, Path] = {}
+    for name, command in CAPTURES.items():
+        if any(name in STUDIES[study][1] for study in wanted if study in STUDIES):
+            folders[name] = given.work / name
+            residua(command, "--out", str(folders[name]))  # adds what is missing
+    if given.calls is not None:
+        folders["calls"] = given.calls
+    for study in [name for name in STUDIES if name in wanted]:
+        command, captures = STUDIES[study]
+        for capture in [*captures, *(["calls"] if given.calls is not None else [])]:
+            out = given.work / f"{study}-{capture}"
+            residua(command, str(folders[capture]), "--out", str(out), "--force")
+            publish(f"{study}-{capture}", out)
+    if "methods" in wanted:
+        out = given.work / "methods"
+        extra = [] if given.lpips is None else ["--lpips", str(given.lpips)]
+        residua(METHODS, "--out", str(out), "--force", *extra)
+        publish("methods-mini", out)
+
+
+if __name__ == "__main__":
+    main()

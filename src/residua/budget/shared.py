@@ -1,0 +1,159 @@
+"""One budget for many heads: pairs go where one pair takes off the most error (water filling).
+
+The error of a head is modelled as `scale * density ** -power`, both learned from the errors that its calls
+estimate. What a head's error means to the output is its size times the norm of the head's output. Minimising
+the sum of these absolute errors under a fixed total gives every head the density at which one more pair
+would take off as much as anywhere else; the common exchange rate is found by bisection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..config import MAX_BALANCED_DENSITY
+from .common import TINY, finite_error
+
+POWER = 1.0  # with which the error falls before a head was seen at two densities
+POWERS = (0.4, 3.0)  # a measured power outside of this is noise
+MIN_MOVE = 0.15  # change of log density from which a power can be measured
+SMOOTHING = 0.5  # weight of what was known before
+HALVINGS = 40  # of the interval that holds the exchange rate
+
+
+@dataclass(frozen=True)
+class HeadModel:
+    """What is known of the heads of one layer: error ~ scale * density ** -power."""
+
+    log_scale: Tensor  # [B, H] fp64
+    power: Tensor  # [B, H] fp64
+    norm: Tensor  # [B, H] fp64, mean norm of the head's output rows
+    floor: Tensor  # [B, H] fp64, below which a reconstruction has nothing to work with
+    density: Tensor  # [B, H] fp64, at the last call,
+    log_error: Tensor  # [B, H] fp64, and the error there
+    pairs: float  # of one head, dense
+
+    def updated(self, density: Tensor, log_error: Tensor, norm: Tensor, floor: Tensor) -> HeadModel:
+        """The model after one more call."""
+        moved = density.log() - self.density.log()
+        measured = -(log_error - self.log_error) / torch.where(moved.abs() > MIN_MOVE, moved, 1.0)
+        power = torch.where(moved.abs() > MIN_MOVE, measured.clamp(*POWERS), self.power)
+        power = SMOOTHING * self.power + (1 - SMOOTHING) * power
+        now = log_error + power * density.log()
+        before = self.log_error + power * self.density.log()
+        return replace(
+            self, log_scale=SMOOTHING * before + (1 - SMOOTHING) * now, power=power, norm=norm, floor=floor,
+            density=density, log_error=log_error,
+        )  # fmt: skip
+
+
+class SharedBudget:
+    """A budget that the heads of all the layers and branches of a run share, from step to step.
+
+    Until a layer has been seen its heads get the mean density. From then on the allowances of all known
+    layers are solved together, once per step: when a layer comes back that was already served.
+
+    Not safe to share between threads that call at the same time. Nothing is read from the device.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[Hashable, HeadModel] = {}
+        self._allowed: dict[Hashable, Tensor] = {}
+
+    def reset(self) -> None:
+        """Forgets everything: a new run begins."""
+        self._models.clear()
+        self._allowed.clear()
+
+    def allowance(self, site: Hashable, mean: float, max_error: float | None) -> Tensor | None:
+        """What the heads of a layer may spend in the coming call.
+
+        Args:
+            site: Any name of the layer and branch.
+            mean: The density that is spent in all, over all heads.
+            max_error: A bound on each head's error that may cost more than the budget; None: no bound.
+
+        Returns:
+            [B, H] fp64, or None if the layer was not seen yet.
+        """
+        if site not in self._models:
+            return None
+        if site not in self._allowed:
+            self._allowed = self._solve(mean, max_error)
+        return self._allowed.pop(site)
+
+    def learn(
+        self, site: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float
+    ) -> None:
+        """Takes in what a call has shown.
+
+        Args:
+            site: The same name as in `allowance`.
+            density: [B, H], what its heads might spend.
+            error: [B, H], their estimated relative errors.
+            norm: [B, H], the mean norms of their output rows.
+            floor: Broadcasts to [B, H], the least density that is of use.
+            pairs: Query-key pairs of one head, dense.
+        """
+        log_error = finite_error(error).clamp(min=TINY).log()
+        norm, floor = norm.double(), floor.expand_as(density)
+        known = self._models.get(site)
+        if known is None or known.density.shape != density.shape or known.density.device != density.device:
+            power = torch.full_like(density, POWER)
+            log_scale = log_error + power * density.log()
+            self._models[site] = HeadModel(log_scale, power, norm, floor, density, log_error, pairs)
+        else:
+            self._models[site] = known.updated(density, log_error, norm, floor)
+
+    def _solve(self, mean: float, max_error: float | None) -> dict[Hashable, Tensor]:
+        models = list(self._models.values())
+        shapes = [model.density.shape for model in models]
+
+        def joined(name: str) -> Tensor:
+            return torch.cat([getattr(model, name).flatten() for model in models])
+
+        share = torch.cat([torch.full_like(m.density, m.pairs).flatten() for m in models])
+        share = share / share.sum()  # of all pairs, by head
+        density = spread(
+            joined("log_scale"), joined("power"), joined("norm"), joined("floor").clamp(max=mean), share, mean
+        )
+        if max_error is not None:
+            log_needed = (joined("log_scale") - torch.tensor(max_error).log()) / joined("power")
+            density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))
+        parts = density.split([shape.numel() for shape in shapes])
+        return {site: part.view(shape) for site, part, shape in zip(self._models, parts, shapes, strict=True)}
+
+
+def spread(
+    log_scale: Tensor, power: Tensor, norm: Tensor, floor: Tensor, share: Tensor, mean: float
+) -> Tensor:
+    """The densities that minimise the sum of `norm * scale * density ** -power` with that mean.
+
+    Args:
+        log_scale: [n] fp64.
+        power: [n] fp64.
+        norm: [n] fp64.
+        floor: [n] fp64, the least density of each head.
+        share: [n] fp64, what part of all pairs a head has; sums to 1.
+        mean: The density over all pairs.
+
+    Returns:
+        [n] fp64 within [floor, MAX_BALANCED_DENSITY]; its mean by `share` is `mean` unless these
+        bounds forbid it.
+    """
+    # at the optimum  norm * power * scale * density ** -(power + 1) = share * rate
+    log_gain = norm.clamp(min=TINY).log() + power.log() + log_scale - share.clamp(min=TINY).log()
+
+    def at(log_rate: Tensor) -> Tensor:
+        wanted = ((log_gain - log_rate) / (power + 1)).exp()
+        return wanted.clamp(max=max(mean, MAX_BALANCED_DENSITY)).maximum(floor)
+
+    low, high = log_gain.amin() - 20.0, log_gain.amax() + 60.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        over = (share * at(middle)).sum() > mean
+        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+    return at(high)

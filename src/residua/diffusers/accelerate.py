@@ -1,0 +1,162 @@
+"""`accelerate`: puts Residua on the transformers of a diffusers pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+
+from ..config import Config
+from ..errors import InputError, IntegrationError
+from ..integration import make_settings
+from .families import Family, family_of, is_supported, supported
+from .families.generic import Generic
+from .handle import Handle, unwrap
+from .versions import require_diffusers
+
+COMPONENTS = ("transformer", "transformer_2")
+BESIDE = ("controlnet", "transformer_ref")  # attached where a family knows it, left alone where none does
+
+
+def accelerate(
+    target: Any,
+    density: float | None = None,
+    *,
+    quality: Literal["faithful", "balanced", "fast"] | None = None,
+    config: Config | None = None,
+    method: str | None = None,
+    dense_steps: float | None = None,
+    dense_layers: float | None = None,
+    layers: Sequence[int | str] | None = None,
+    min_tokens: int | None = None,
+    scheduler: Any = None,
+    steps: int | None = None,
+    replace: bool = False,
+    profile: bool = False,
+    generic: bool = False,
+) -> Handle:
+    """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
+
+    Without more it is `quality="balanced"`. `config=Config.paper()` is the paper's method, with the first
+    steps and layers dense that the preset of the model family names.
+
+    Args:
+        target: A diffusers pipeline, or one transformer.
+        density: What it may cost, as a share of dense attention.
+        quality: How close it must stay to dense: "faithful", "balanced" or "fast". Instead of `density`.
+        config: Everything about the method; `density` goes over the config's.
+        method: Another method in Residua's place, to compare with: "paper", "svg2", "svoo", "svg-ear",
+            "sparge" and others (`residua.methods.method_names()`). Each says in `simplified` what it leaves
+            out.
+        dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share (1 is one
+            step, 1.0 all of them).
+        dense_layers: First layers that stay dense, likewise.
+        layers: The only layers that may be sparse, by number or (wild-card) module name.
+        min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
+        scheduler: For a transformer without its pipeline: says which step runs.
+        steps: For a transformer without its pipeline: how many steps a run has.
+        replace: Takes over a model that is accelerated already, which is an error otherwise.
+        profile: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
+        generic: Also takes transformers that no family knows: every dispatched self-attention without a mask,
+            or with key padding. Needs an error bound (`quality`, or a config with `max_error`), because
+            nobody has looked at such a model.
+
+    Returns:
+        A handle with the report and the way back.
+    """
+    require_diffusers()
+    from .attach import Attachment
+    from .tracking import Offset
+
+    models = _transformers(target)
+    families = [_family(model, generic) for model in models.values()]
+    wanted = [
+        make_settings(
+            family.preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality, method
+        )
+        for family in families
+    ]
+    for model, family, settings in zip(models.values(), families, wanted, strict=True):
+        if family.generic and settings.config.max_error is None:
+            raise InputError(
+                f"generic=True for {type(model).__name__}, which no family knows: wanted an error bound; "
+                "pass quality=, or config=Config(max_error=..., density=...)"
+            )
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise InputError(f"steps={steps!r}: wanted the number of denoising steps of a run, or None")
+    _release(target, replace)
+
+    def current_scheduler() -> Any:
+        return scheduler if scheduler is not None else getattr(target, "scheduler", None)
+
+    attachments: list[Attachment] = []
+    offset = Offset()
+    try:
+        for (name, model), family, settings in zip(models.items(), families, wanted, strict=True):
+            attachments.append(
+                Attachment(name, model, family, settings, current_scheduler, steps, profile, offset)
+            )
+    except BaseException:
+        for attachment in attachments:
+            attachment.detach()
+        raise
+    return Handle(target, attachments)
+
+
+def attached(target: Any) -> Handle | None:
+    """A handle on what is accelerated in a pipeline or transformer at this moment, or None."""
+    from .attach import attachment_of
+
+    found = [attachment_of(model) for model in _transformers(target).values()]
+    present = [attachment for attachment in found if attachment is not None]
+    return Handle(target, present) if present else None
+
+
+def preset_config(target: Any) -> Config:
+    """The config that `accelerate` takes if none is given, to change some of it."""
+    return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
+
+
+def _family(model: Any, generic: bool) -> Family:
+    return Generic() if generic and not is_supported(model) else family_of(model)
+
+
+def _release(target: Any, replace: bool) -> None:
+    """Makes room for a new acceleration, or says that there is one."""
+    old = attached(target)
+    if old is None:
+        return
+    if not replace:
+        raise IntegrationError(
+            f"{', '.join(item.name for item in old.attachments)} is accelerated already; call remove() on "
+            "its handle (residua.diffusers.attached(pipe) finds it), or pass replace=True"
+        )
+    old.remove()
+
+
+def _transformers(target: Any) -> dict[str, Any]:
+    """The transformers of a pipeline by component name; a model stands for itself."""
+    if isinstance(target, torch.nn.Module):
+        return {"transformer": unwrap(target)}
+    components = getattr(target, "components", None)
+    held = (
+        components
+        if isinstance(components, dict)
+        else {name: getattr(target, name, None) for name in COMPONENTS}
+    )
+    found: dict[str, Any] = {}
+    for name in COMPONENTS:
+        model = unwrap(held.get(name))
+        if model is not None and not any(model is other for other in found.values()):
+            found[name] = model
+    for name in BESIDE if found else ():
+        model = unwrap(held.get(name))
+        if model is not None and is_supported(model):
+            found[name] = model
+    if not found:
+        raise IntegrationError(
+            f"{type(target).__name__}: got neither a transformer nor a pipeline with a component named "
+            f"{' or '.join(COMPONENTS)}; supported transformers: {', '.join(sorted(supported()))}"
+        )
+    return found

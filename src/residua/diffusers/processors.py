@@ -1,0 +1,84 @@
+"""The attention processors of an accelerated transformer, tagged and put back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..errors import IntegrationError
+from .dispatch import LayerTag, rebind, unbind
+from .layer import Layer
+
+
+class TaggedProcessor:
+    """The processor of one self-attention module. What is tagged is always a copy of our own: diffusers
+    may share one processor between layers, cross-attention included."""
+
+    def __init__(self, module: Any, layer: Layer) -> None:
+        self.module = module
+        self.layer = layer
+        self.original: Any = None
+        self.mine: Any = None
+        self._rebound: Any = None  # the module of the processor, while its dispatch is rebound
+
+    def install(self) -> None:
+        found = self.module.processor
+        # After unfuse_qkv_projections, diffusers hands back a processor that was ours before.
+        original = getattr(found, "_residua_original", found)
+        family, name = self.layer.now.family, type(original).__name__
+        mine = family.processor(name, original)
+        if mine is None:
+            wanted = " or ".join(family.processors) or "one that calls the dispatcher of diffusers"
+            raise IntegrationError(
+                f"{self.layer.name}: its attention processor is {name}, wanted {wanted}; restore the "
+                "processor of diffusers, or register a family that knows yours (docs/add-a-model.md)"
+            )
+        if type(mine) is type(original):
+            self._bind(sys.modules[type(original).__module__])
+        backend = getattr(found, "_attention_backend", None)
+        self.layer.backend = backend.layer.backend if isinstance(backend, LayerTag) else backend
+        mine._residua_original = original
+        mine._parallel_config = getattr(found, "_parallel_config", None)
+        mine._attention_backend = LayerTag(self.layer, _backend_name(self.layer.backend))
+        self.original, self.mine, self.module.processor = original, mine, mine
+
+    def _bind(self, module: Any) -> None:
+        if self._rebound is None:
+            rebind(module)
+            self._rebound = module
+
+    def refresh(self) -> None:
+        """Follows set_attention_backend, set_attn_processor and fuse_qkv_projections."""
+        if self.module.processor is not self.mine:
+            self.install()
+        backend = self.mine._attention_backend
+        if not isinstance(backend, LayerTag):
+            self.layer.backend = backend
+            self.mine._attention_backend = LayerTag(self.layer, _backend_name(backend))
+
+    def restore(self) -> None:
+        if self.mine is None:
+            return
+        if self.module.processor is self.mine:
+            self.module.processor = self.original
+            self._carry_over()
+        if self._rebound is not None:
+            unbind(self._rebound)
+
+    def _carry_over(self) -> None:
+        """What the user set while we were there stays set."""
+        backend = self.mine._attention_backend
+        changed = {
+            "_attention_backend": self.layer.backend if isinstance(backend, LayerTag) else backend,
+            "_parallel_config": getattr(self.mine, "_parallel_config", None),
+        }
+        for name, value in changed.items():
+            if hasattr(self.original, name) and getattr(self.original, name) is not value:
+                setattr(self.original, name, value)
+
+
+def _backend_name(backend: Any) -> str:
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    chosen = _AttentionBackendRegistry._active_backend if backend is None else backend
+    return str(getattr(chosen, "value", chosen))

@@ -1,0 +1,96 @@
+"""Numbers at the edge of fp32, and beyond: huge, infinite, NaN (docs/decisions/0004-not-finite.md).
+
+Huge numbers are brought to about 1 by powers of two before a call and back after it, because squares and sums
+of them would not be finite where dense attention is. Keys and values that are not finite are found once, by
+looking at each: the router keeps the groups of such keys, and what such values do to a dense output is done
+here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .execution.backend import Backend
+from .types import Call
+
+HUGE = 2.0**40  # numbers above it are brought to about 1; squares and sums of smaller ones are finite in fp32
+MAX_SCALE = 2.0**100  # such scores decide by their order alone
+
+
+def tame(call: Call, backend: Backend) -> tuple[Call, int]:
+    """The call with huge numbers brought to about 1, and with notes of what is not finite.
+
+    Args:
+        call: The call.
+        backend: Looks at the rows.
+
+    Returns:
+        The call, and the power of two that its output must be multiplied with.
+    """
+    if not call.q.numel() or not call.k.numel():
+        return call, 0
+    if call.q.device.type != "cpu":  # a GPU must not wait for the answers: it gets the notes alone
+        return _noted(call, torch.isfinite(call.k).all(-1), torch.isfinite(call.v).all(-1)), 0
+    (peak_q, _), (peak_k, good_k), (peak_v, good_v) = (backend.row_peaks(x) for x in (call.q, call.k, call.v))
+    hidden = None if call.key_mask is None else ~call.key_mask[:, None]
+    if hidden is not None:  # what is masked decides nothing
+        peak_k, peak_v = (peak.masked_fill(hidden, 0.0) for peak in (peak_k, peak_v))
+        good_k, good_v = good_k | hidden, good_v | hidden
+    if not (bool(good_k.all()) and bool(good_v.all())):
+        call = _noted(call, good_k, good_v)
+    largest_q, largest_k, largest_v = (float(peak.max()) for peak in (peak_q, peak_k, peak_v))
+    if max(largest_q, largest_k) > HUGE:
+        powers = [_power(largest_q), _power(largest_k)]
+        scale = math.ldexp(call.scale, min(sum(powers), 900))
+        scale = math.copysign(min(abs(scale), MAX_SCALE), scale)
+        call = replace(call, q=_shrunk(call.q, powers[0]), k=_shrunk(call.k, powers[1]), scale=scale)
+    if largest_v <= HUGE:
+        return call, 0
+    power = _power(largest_v)
+    return replace(call, v=_shrunk(call.v, power)), power
+
+
+def give_back(out: Tensor, call: Call, power: int, passes_on: bool) -> Tensor:
+    """An output in the units of the user's values, with what dense attention would have lost.
+
+    Args:
+        out: [B, H, Nq, Dv] as computed from the tamed call.
+        call: The tamed call.
+        power: As from `tame`.
+        passes_on: Whether values that are not finite reach every row, also of groups that were skipped.
+
+    Returns:
+        The output; entries without any key are 0.
+    """
+    if power:
+        limit = torch.finfo(out.dtype).max
+        grown = out.double() * 2.0**power
+        out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
+    if call.broken_channels is not None and passes_on:
+        lost = call.broken_channels.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]
+        out = torch.where(lost & out.isfinite(), torch.nan, out)
+    if call.key_mask is not None:
+        out = out.masked_fill(~call.key_mask.any(-1)[:, None, None, None], 0.0)
+    return out
+
+
+def _noted(call: Call, good_keys: Tensor, good_values: Tensor) -> Call:
+    """good_keys, good_values [B, Hkv, Nk] bool"""
+    broken, lost = ~good_keys, ~torch.isfinite(call.v)
+    if call.key_mask is not None:
+        broken, lost = broken & call.key_mask[:, None], lost & call.key_mask[:, None, :, None]
+    return replace(call, broken_keys=broken, broken_channels=lost.any(2))
+
+
+def _power(peak: float) -> int:
+    """The power of two just above a number; 0 for 0."""
+    return math.frexp(peak)[1]
+
+
+def _shrunk(x: Tensor, power: int) -> Tensor:
+    half = power // 2  # 2**-power alone may be too small for the dtype
+    return x * 2.0**-half * 2.0 ** (half - power) if power else x

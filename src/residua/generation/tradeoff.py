@@ -1,0 +1,259 @@
+"""Quality against efficiency over many settings: the paper's end-to-end table, for any pipeline."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from .. import doctor, json_text
+from ..config import Config
+from ..errors import InputError
+from ..integration import find_quality
+from ..lab.video_quality import Lpips
+from ..reconstruction import RECONSTRUCTIONS
+from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine, mean
+from .flops import flops_unit
+from .run import Request
+
+FILES = ("compare.md", "compare.json", "compare.png")
+COLUMNS = {
+    "partition": "partition", "reconstruction": "reconstruction", "quality": "quality",
+    "max_error": "max error", "target": "target", "cost": "cost", "density": "density",
+    "psnr": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "error": "attention error", "pflops": "PFLOPs",
+    "speedup": "speed-up", "seconds": "seconds",
+}  # fmt: skip
+FORMS = {
+    "max_error": "{:g}", "target": "{:.0%}", "cost": "{:.1%}", "density": "{:.1%}",
+    "psnr": "{:.2f}", "ssim": "{:.4f}", "lpips": "{:.4f}",
+    "error": "{:.4f}", "pflops": "{:.4g}", "speedup": "{:.2f}x", "seconds": "{:.1f}",
+}  # fmt: skip
+TITLES = {
+    "psnr": "PSNR, dB", "speedup": "speed-up", "density": "density of the sparse calls",
+    "cost": "cost of the sparse calls, share of dense attention",
+}  # fmt: skip
+PANELS = (("cost", "psnr"), ("speedup", "psnr"), ("density", "psnr"), ("density", "speedup"))  # x, y
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting, averaged over the prompts; None was not measured, or not asked for. With a `max_error` the
+    `target` is the most that may be spent. `cost` is the sparse calls' share of dense attention, all in."""
+
+    partition: str
+    reconstruction: str
+    quality: str | None
+    max_error: float | None
+    target: float | None
+    cost: float | None
+    density: float | None
+    psnr: float | None
+    ssim: float | None
+    lpips: float | None
+    error: float | None
+    pflops: float | None
+    speedup: float | None
+    seconds: float | None
+
+    @property
+    def line(self) -> str:
+        """What it is compared along with."""
+        if self.quality is not None:
+            return "quality"
+        bounded = "" if self.max_error is None else ", by max error"
+        return f"{self.partition}, {self.reconstruction}{bounded}"
+
+    @property
+    def name(self) -> str:
+        """Short, for a terminal; the density is in a column of its own."""
+        if self.quality is not None:
+            return self.quality
+        bound = "" if self.max_error is None else f" ≤{self.max_error:g}"
+        return f"{self.partition}, {self.reconstruction}{bound}"
+
+
+def settings(
+    densities: Sequence[float],
+    partitions: Sequence[str],
+    reconstructions: Sequence[str],
+    base: Sparsity,
+    max_errors: Sequence[float] = (),
+    qualities: Sequence[str] = (),
+) -> list[Sparsity]:
+    """Every combination, validated before anything runs. An error bound may spend the largest of the
+    densities; a quality brings its own partition, reconstruction and density."""
+    configs = [
+        Config(density=density, partition=partition, reconstruction=reconstruction)
+        for partition, reconstruction, density in itertools.product(partitions, reconstructions, densities)
+    ]
+    ceiling, estimating = max(densities, default=Config().density), _estimating(reconstructions, max_errors)
+    configs += [
+        Config(density=ceiling, partition=partition, reconstruction=reconstruction, max_error=bound)
+        for partition, reconstruction, bound in itertools.product(partitions, estimating, max_errors)
+    ]
+    todo = [replace(base, config=config) for config in configs]
+    todo += [replace(base, quality=name) for name in qualities]
+    if not todo:
+        raise InputError("nothing to compare: give densities, max errors or qualities")
+    return todo
+
+
+def _estimating(reconstructions: Sequence[str], max_errors: Sequence[float]) -> list[str]:
+    """The reconstructions that estimate an error which can be bounded."""
+    found = [name for name in reconstructions if name not in RECONSTRUCTIONS or RECONSTRUCTIONS[name].all_in]
+    if max_errors and not found:
+        known = " or ".join(name for name, reconstruction in RECONSTRUCTIONS.items() if reconstruction.all_in)
+        raise InputError(
+            f"an error bound needs an error estimate; {', '.join(reconstructions)} gives none: add {known}"
+        )
+    return found
+
+
+def rows_so_far(
+    pipe: Any,
+    model: str,
+    requests: Sequence[Request],
+    todo: Sequence[Sparsity],
+    lpips: Lpips | str,
+    watch: Watch,
+) -> Iterator[tuple[list[Row], int]]:
+    """The rows so far and the video tokens, each time a setting is finished; dense comes first."""
+    baselines = [dense_baseline(pipe, request, todo[0], watch) for request in requests]
+    rows: list[Row] = []
+    for sparsity in todo:
+        found = [
+            against(pipe, model, request, sparsity, dense, lpips=lpips, steps=watch(_name(sparsity)))
+            for request, dense in zip(requests, baselines, strict=True)
+        ]
+        if not rows:
+            rows.append(_dense_row(found, baselines))
+        rows.append(_row(sparsity, found))
+        yield rows, found[0].tokens
+
+
+def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]:
+    content = {
+        **facts,
+        "rows": [asdict(row) for row in rows],
+        "versions": doctor.versions(),
+        "machine": machine(),
+    }
+    text = json_text.dumps(content, indent=2) + "\n"
+    return dict(zip(FILES, (markdown(rows, facts).encode(), text.encode(), plot(rows)), strict=True))
+
+
+def in_readable_flops(rows: Sequence[Row]) -> tuple[str, list[Row]]:
+    """The rows with their `pflops` in a unit that can be read, and that unit."""
+    unit, factor = flops_unit(row.pflops for row in rows)
+    return unit, [row if row.pflops is None else replace(row, pflops=factor * row.pflops) for row in rows]
+
+
+def cells(row: Row, columns: Iterable[str] = COLUMNS) -> list[str]:
+    values = asdict(row)
+    return [_cell(name, values[name]) for name in columns]
+
+
+def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+    unit, rows = in_readable_flops(rows)
+    lines = [
+        f"# {facts['model']}: quality against efficiency",
+        "",
+        f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
+        f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
+        "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
+        "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
+        "matrix products).",
+        *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
+        "",
+        "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",
+        "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
+        *("| " + " | ".join(cells(row)) + " |" for row in rows),
+        "",
+        "```",
+        facts["command"],
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(rows: Sequence[Row]) -> bytes:
+    """What quality costs, one line per partition and reconstruction; the points of a line are in the order of
+    what was asked for, so that a noisy speed-up does not tangle it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(2, 2)
+    for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
+        for line in dict.fromkeys(row.line for row in rows[1:]):
+            _draw(axis, x, y, [row for row in rows[1:] if row.line == line])
+        axis.set_xlabel(TITLES[x])
+        axis.set_title(TITLES[y], loc="left")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles = panels.flat[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
+
+
+def _draw(axis: Any, x: str, y: str, line: list[Row]) -> None:
+    line = sorted(line, key=lambda row: (row.max_error or 0.0, row.target or 0.0))
+    known = [row for row in line if getattr(row, x) is not None and getattr(row, y) is not None]
+    style = "--" if line[0].max_error is not None else "-"
+    xs, ys = [getattr(row, x) for row in known], [getattr(row, y) for row in known]
+    axis.plot(xs, ys, style, marker="*" if line[0].quality else "o", label=line[0].line)
+    for row, at in zip(known, zip(xs, ys, strict=True), strict=True):
+        if row.quality is not None:
+            axis.annotate(row.quality, at, xytext=(5, 4), textcoords="offset points", fontsize="small")
+
+
+def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
+    config = _config(sparsity)
+    return Row(
+        partition=config.partition,
+        reconstruction=config.reconstruction,
+        quality=sparsity.quality,
+        max_error=config.max_error,
+        target=config.density,
+        cost=mean([one.cost for one in found]),
+        density=mean([one.density for one in found]),
+        psnr=mean([one.quality.psnr for one in found]),
+        ssim=mean([one.quality.ssim for one in found]),
+        lpips=mean([one.quality.lpips for one in found]),
+        error=mean([one.report.total.error for one in found]),
+        pflops=mean([one.pflops(dense=False) for one in found]),
+        speedup=mean([one.speedup for one in found]),
+        seconds=mean([one.sparse.median for one in found]),
+    )
+
+
+def _dense_row(found: list[Comparison], baselines: list[Baseline]) -> Row:
+    pflops = mean([one.pflops(dense=True) for one in found])
+    seconds = mean([dense.timed.median for dense in baselines])
+    return Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
+
+
+def _name(sparsity: Sparsity) -> str:
+    if sparsity.quality is not None:
+        return sparsity.quality
+    config = _config(sparsity)
+    asked = f"{config.density:g}" if config.max_error is None else f"≤{config.max_error:g}"
+    return f"{asked} {config.partition} {config.reconstruction}"
+
+
+def _config(sparsity: Sparsity) -> Config:
+    if sparsity.quality is not None:
+        return find_quality(sparsity.quality).config()
+    assert sparsity.config is not None
+    return sparsity.config
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return FORMS[name].format(value) if name in FORMS else str(value)

@@ -1,0 +1,18 @@
+"""Residua inside a host: one contract for every program that runs video transformers.
+
+>>> host = HostAttention(make_settings(preset, quality="balanced"))   # doctest: +SKIP
+>>> out = host.call(q, k, v, Site(layer=3, step=7, steps=50, branch="cond"), dense)   # doctest: +SKIP
+>>> print(make_report([host]))   # doctest: +SKIP
+"""
+
+from .host import HostAttention
+from .quality import QUALITIES, Quality, find_quality
+from .report import Report, ReportRow, TransformerReport, make_report
+from .settings import Preset, Settings, make_settings, min_tokens_for
+from .site import Grid, Site, around, key_padding
+
+__all__ = [
+    "QUALITIES", "Grid", "HostAttention", "Preset", "Quality", "Report", "ReportRow", "Settings", "Site",
+    "TransformerReport", "around", "find_quality", "key_padding", "make_report", "make_settings",
+    "min_tokens_for",
+]  # fmt: skip

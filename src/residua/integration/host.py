@@ -1,0 +1,330 @@
+"""The one place where a host's attention call becomes sparse or stays dense.
+
+A host (diffusers, ComfyUI, a server) makes one `HostAttention` per transformer and hands it every
+self-attention call with a `Site` that says where the call stands. State, dense reasons, counting and the
+report live here, once for all hosts.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..budget import SharedBudget
+from ..errors import BackendError, InputError, IntegrationError
+from ..execution import Demand, choose_backend
+from ..inputs import DTYPES
+from ..methods import DEFAULT, find_method
+from .log import CallLog
+from .padding import PaddingReader
+from .settings import Settings, chosen_layers, min_tokens_for, part_of
+from .site import Grid, Site, key_padding
+from .watch import RunWatch, Why
+
+logger = logging.getLogger("residua.integration")
+
+Dense = Callable[[], Tensor]
+Answer = Literal["stop", "dense"]
+
+FIRST_STEPS = "first steps"
+FIRST_LAYERS = "first layers"
+NOT_SELECTED = "layer not selected"
+FEW_TOKENS = "fewer than min_tokens"
+ROW_MASK = "mask is not key padding"
+UNSUPPORTED = "not supported"
+FAILED = "error in the sparse call"
+
+_NO_RUN = object()
+
+
+class HostAttention:
+    """Attention of one transformer in a host: `call` for every self-attention call, `report` afterwards.
+
+    Args:
+        settings: How it is accelerated; see `make_settings`.
+        layers: Names of the self-attention layers, where the host knows them before the first call.
+        depths: The place of each of `layers` from the input on; None: as they are listed.
+        name: What the report calls the transformer.
+        model: Its class, for the report.
+        family: The model family, for the report.
+        preset: Where the settings of the family come from, for the report.
+        profile: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
+        unsupported: What happens to a call that no backend takes: "stop" raises, "dense" counts it as dense.
+        on_error: What happens when the sparse call itself fails: "stop" raises, "dense" logs a warning and
+            computes it dense.
+
+    Not safe for two threads at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        layers: Sequence[str] = (),
+        depths: Sequence[int] | None = None,
+        name: str = "transformer",
+        model: str = "",
+        family: str = "",
+        preset: str = "",
+        profile: bool = False,
+        unsupported: Answer = "stop",
+        on_error: Answer = "stop",
+    ) -> None:
+        self.settings = settings
+        self.name, self.model, self.family, self.preset = name, model, family, preset
+        self.profile = profile
+        self.unsupported, self.on_error = unsupported, on_error
+        self.log = CallLog(layers)
+        self.dense: Counter[Why] = Counter()  # dense calls, with the numbers that decided
+        self.grids: set[Grid] = set()
+        self.runs = 0
+        self.min_tokens = settings.min_tokens  # None until a call shows the device
+        self.state_bytes = 0  # the most that was carried from step to step
+        self._depth = _depth(layers, depths)  # how many layers deep the transformer is; None: unknown
+        self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
+        self._method = find_method(settings.method or DEFAULT)
+        self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
+        self._budget = SharedBudget()  # of all layers and branches of a run
+        self._padding = PaddingReader()
+        self._watch = RunWatch(name)
+        self._warnings: list[str] = []  # of the runs before
+        self._run: Hashable = _NO_RUN
+        self._step = 0
+
+    def call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        site: Site,
+        dense: Dense,
+        *,
+        mask: Tensor | None = None,
+        scale: float | None = None,
+        why_dense: str | None = None,
+    ) -> Tensor:
+        """One self-attention call, sparse or dense.
+
+        Args:
+            q: [B, H, Nq, D], after the rotary embedding.
+            k: [B, Hkv, Nk, D].
+            v: [B, Hkv, Nk, Dv].
+            site: Where the call stands.
+            dense: Computes the call as the host would without Residua, [B, H, Nq, Dv].
+            mask: The host's attention mask. Boolean key padding ([B, Nk] or [B, 1, 1, Nk], True = valid) is
+                understood; with any other mask the call stays dense.
+            scale: Of the products; None: 1 / sqrt(D).
+            why_dense: The host's own reason to leave this call dense, if it has one.
+
+        Returns:
+            The output [B, H, Nq, Dv].
+        """
+        self._follow(site)
+        why = Why(why_dense) if why_dense is not None else self._why_dense(q, k, v, site, mask)
+        if why is not None:
+            return self._dense(q, k, site, dense, why)
+        try:
+            return self._sparse(q, k, v, site, mask, scale)
+        except BaseException as error:
+            self.drop_states()  # half-updated centres must not warm-start a later call
+            if self.on_error == "stop" or not isinstance(error, Exception):
+                raise
+            self._watch.warn(
+                "failed",
+                f"{site.label}: {type(error).__name__}: {error}; it runs dense because on_error='dense'",
+            )
+            return self._dense(q, k, site, dense, Why(FAILED, f"{type(error).__name__}: {error}"))
+
+    def reset(self) -> None:
+        """Ends the run: what is carried between steps is dropped, and the next call begins a new one."""
+        if self._run is not _NO_RUN:
+            self._finish_run()
+        self._run = _NO_RUN
+        self.drop_states()
+
+    def drop_states(self) -> None:
+        """The next sparse call of every layer starts cold."""
+        self._states.clear()
+        self._budget.reset()
+        self._padding.forget()
+
+    @property
+    def warm(self) -> bool:
+        """Whether anything is carried to the next step."""
+        return bool(self._states)
+
+    def clear(self) -> None:
+        """Sets the counters of the report to zero."""
+        self.log.clear()
+        self.dense.clear()
+        self.grids.clear()
+        self.runs = self.state_bytes = 0
+        self._warnings = []
+        self._watch = RunWatch(self.name)
+
+    def read(self) -> None:
+        """Reads receipts and timers, and says once per run what the user should know; waits for the
+        device."""
+        self.state_bytes = max(self.state_bytes, sum(state.nbytes for state in self._states.values()))
+        self._watch.read(self.log.read_receipts())
+        self._watch.speak()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the runs since the last `clear` warned about."""
+        return tuple(dict.fromkeys([*self._warnings, *self._watch.warnings]))
+
+    def _follow(self, site: Site) -> None:
+        """Begins a new run when the host says so, or when the step goes back."""
+        if self._run is _NO_RUN or site.run != self._run or site.step < self._step:
+            if self._run is not _NO_RUN:
+                self._finish_run()
+            self.runs += 1
+            self._run = site.run
+            logger.info("%s: run %d begins, %s steps", self.name, self.runs, site.steps or "unknown")
+        self._step = site.step
+        if site.grid is not None:
+            self.grids.add(site.grid)
+
+    def _finish_run(self) -> None:
+        self.read()
+        self.drop_states()
+        self._warnings += self._watch.warnings
+        self._watch = RunWatch(self.name, self._watch)
+
+    def _why_dense(self, q: Tensor, k: Tensor, v: Tensor, site: Site, mask: Tensor | None) -> Why | None:
+        """The first reason against a sparse call, or None."""
+        video = site.video_tokens(q.shape[2])
+        least = self._least_tokens(q.device)
+        if not self._is_selected(site):
+            return Why(NOT_SELECTED, f"layers={list(self.settings.layers or ())}")
+        steps = self._dense_steps(site)
+        if site.step < steps:
+            # A backend that cannot run is refused now, not after minutes of dense steps.
+            why = self._why_unsupported(q, v)
+            return why or Why(
+                FIRST_STEPS, f"step {site.step} of {site.steps or '?'}, the first {steps} stay dense"
+            )
+        layers = self._dense_layers()
+        if site.place < layers:
+            return Why(FIRST_LAYERS, f"the first {layers} layers stay dense")
+        if video < least:
+            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {least:,}")
+        if mask is not None and key_padding(mask, q.shape[0]) is None:
+            return Why(ROW_MASK, f"mask {list(mask.shape)} of {mask.dtype}")
+        return self._why_unsupported(q, v)
+
+    def _is_selected(self, site: Site) -> bool:
+        if self._selected is not None:
+            return site.layer in self._selected
+        wanted = self.settings.layers
+        return wanted is None or any(
+            item == site.layer if isinstance(item, int) else fnmatch.fnmatchcase(site.label, item)
+            for item in wanted
+        )
+
+    def _dense_steps(self, site: Site) -> int:
+        share = self.settings.dense_steps
+        if isinstance(share, float) and share > 0.0 and site.steps is None:
+            raise IntegrationError(
+                f"dense_steps={share} is a share of the steps, and nothing says how many there are; "
+                "accelerate the pipeline, or pass scheduler= or steps=, or a whole number of dense_steps"
+            )
+        return part_of(share, site.steps or 0)
+
+    def _dense_layers(self) -> int:
+        share = self.settings.dense_layers
+        if isinstance(share, float) and share > 0.0 and self._depth is None:
+            raise IntegrationError(
+                f"dense_layers={share} is a share of the layers, and this host does not say how many there "
+                "are; give a whole number"
+            )
+        return part_of(share, self._depth or 0)
+
+    def _least_tokens(self, device: torch.device) -> int:
+        if self.min_tokens is None:
+            self.min_tokens = min_tokens_for(device)
+        return self.min_tokens
+
+    def _why_unsupported(self, q: Tensor, v: Tensor) -> Why | None:
+        try:
+            if q.dtype not in DTYPES:
+                raise InputError(f"dtype {q.dtype}")
+            demand = Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
+            choose_backend(self.settings.config.backend, demand)
+        except (BackendError, InputError) as error:
+            if self.unsupported == "stop":
+                raise
+            return Why(UNSUPPORTED, str(error))
+        return None
+
+    def _dense(self, q: Tensor, k: Tensor, site: Site, dense: Dense, why: Why) -> Tensor:
+        tally = self.log.at(site.layer, site.label, _name(site.branch), site.step, q.device)
+        self.dense[why] += 1
+        if self._watch.dense_call(why):
+            logger.info("%s: %s stays dense: %s %s", self.name, site.label, why.reason, why.number)
+        logger.debug("%s: step %d, %s dense: %s", self.name, site.step, site.label, why.reason)
+        with tally.dense_call(why.reason, q, k):
+            return dense()
+
+    def _sparse(
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, mask: Tensor | None, scale: float | None
+    ) -> Tensor:
+        site.check(q, k)
+        valid = None if mask is None else key_padding(mask, q.shape[0])
+        parts, size = site.branches, q.shape[0] // len(site.branches)
+        outputs = []
+        for number, branch in enumerate(parts):
+            rows = slice(number * size, (number + 1) * size)
+            part = None if valid is None else valid[rows]
+            # With several branches in the batch each has padding of its own, and no mask to know it by.
+            known_by = mask if len(parts) == 1 and mask is not None else part
+            outputs.append(self._sparse_part(q[rows], k[rows], v[rows], site, branch, part, known_by, scale))
+        return outputs[0] if len(parts) == 1 else torch.cat(outputs)
+
+    def _sparse_part(
+        self, q: Tensor, k: Tensor, v: Tensor, site: Site, branch: str, valid: Tensor | None,
+        known_by: Tensor | None, scale: float | None,
+    ) -> Tensor:  # fmt: skip
+        """One guidance branch: each has a state of its own, whether it comes alone or in a batch."""
+        state = self._states.setdefault((site.layer, branch), self._method.new_state(self._budget))
+        tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
+        with tally.sparse_call(q, k) as record:
+            compact = (
+                None if valid is None or known_by is None
+                else self._padding.compact(known_by, valid, q.shape[2])
+            )  # fmt: skip
+            text_queries, text_keys = site.text_queries, site.text_keys
+            if compact is not None and valid is not None:
+                q, k, v, valid = compact.take(q), compact.take(k), compact.take(v), compact.take(valid, 1)
+                text_queries, text_keys = compact.ranges(text_queries), compact.ranges(text_keys)
+            out, receipt = self._method.attend(
+                q, k, v, self.settings.config, state, pinned_keys=list(text_keys) or None,
+                exact_queries=list(text_queries) or None, key_mask=valid, scale=scale, grid=site.grid,
+                profile=self.profile,
+            )  # fmt: skip
+            out = out if compact is None else compact.put_back(out)
+            record(receipt)
+        self._watch.sparse_call(receipt.backend, q.device, self.settings.config.backend)
+        return out
+
+    def settings_dict(self) -> dict[str, Any]:
+        """The settings as plain values, with the `min_tokens` that was used."""
+        least = min_tokens_for(torch.device("cpu")) if self.min_tokens is None else self.min_tokens
+        return {**self.settings.to_dict(), "min_tokens": least}
+
+
+def _depth(layers: Sequence[str], depths: Sequence[int] | None) -> int | None:
+    if not layers:
+        return None
+    return len(layers) if depths is None else max(depths) + 1
+
+
+def _name(branch: str | tuple[str, ...]) -> str:
+    return branch if isinstance(branch, str) else " + ".join(branch)

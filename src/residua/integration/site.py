@@ -1,0 +1,95 @@
+"""Where one attention call of a host stands: which layer, branch, step and run, and which tokens are text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+Grid = tuple[int, int, int]  # frames, height, width, in tokens
+Ranges = tuple[tuple[int, int], ...]  # (start, stop) pairs
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a host knows about one self-attention call.
+
+    Args:
+        layer: The layer's number; with `branch` it finds the state that is carried from step to step.
+        step: The denoising step, from 0. A step that goes back begins a new run.
+        steps: How many steps the run has; None if the host cannot tell.
+        branch: The guidance branch ("cond", "uncond"). A tuple of names says that the batch holds several
+            branches, in equal parts, in this order.
+        run: Anything that differs from one run (one video) to the next.
+        grid: Frames, height and width of the video in tokens; None if unknown. Only reported.
+        text_queries: Query rows that are not video, as (start, stop) pairs: they are computed exactly.
+        text_keys: Keys that are not video: every query keeps them.
+        depth: The layer's place from the input on, for `dense_layers`; None: the same as `layer`.
+        name: The layer's name in the report; empty: "layer N".
+    """
+
+    layer: int
+    step: int = 0
+    steps: int | None = None
+    branch: str | tuple[str, ...] = ""
+    run: Hashable = 0
+    grid: Grid | None = None
+    text_queries: Ranges = ()
+    text_keys: Ranges = ()
+    depth: int | None = None
+    name: str = ""
+
+    @property
+    def branches(self) -> tuple[str, ...]:
+        return self.branch if isinstance(self.branch, tuple) else (self.branch,)
+
+    @property
+    def place(self) -> int:
+        """The layer's place from the input on."""
+        return self.layer if self.depth is None else self.depth
+
+    @property
+    def label(self) -> str:
+        return self.name or f"layer {self.layer}"
+
+    def video_tokens(self, queries: int) -> int:
+        """How many of the call's query rows are video."""
+        return queries - sum(stop - start for start, stop in self.text_queries)
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        """Raises InputError where the site contradicts the tensors q [B, H, Nq, D] and k [B, Hkv, Nk, D]."""
+        if q.shape[0] % len(self.branches):
+            raise InputError(
+                f"{self.label}: a batch of {q.shape[0]} for {len(self.branches)} branches {self.branches}; "
+                "wanted equal parts"
+            )
+        sides = (("text_queries", self.text_queries, q.shape[2]), ("text_keys", self.text_keys, k.shape[2]))
+        for name, ranges, total in sides:
+            for start, stop in ranges:
+                if not 0 <= start <= stop <= total:
+                    raise InputError(
+                        f"{self.label}: {name} holds ({start}, {stop}), wanted ranges within 0 and {total}"
+                    )
+
+
+def around(start: int, stop: int, total: int) -> Ranges:
+    """What lies before and after the video tokens `start` to `stop` of `total`: the text."""
+    return tuple((low, high) for low, high in ((0, start), (stop, total)) if high > low)
+
+
+def key_padding(mask: Tensor, batch: int) -> Tensor | None:
+    """A boolean attention mask as [B, Nk], True where a key is valid; None if it masks more than keys.
+
+    Args:
+        mask: [B or 1, Nk] or [B or 1, 1, 1, Nk].
+        batch: B of the call.
+    """
+    per_key = mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
+    if mask.dtype is not torch.bool or not per_key or mask.shape[0] not in (1, batch):
+        return None
+    return mask.reshape(mask.shape[0], math.prod(mask.shape[1:])).expand(batch, -1)

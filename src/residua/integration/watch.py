@@ -1,0 +1,102 @@
+"""What a user must hear about a run, once: nothing ran sparse, the error is large, the backend is slow."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+logger = logging.getLogger("residua.integration")
+
+LARGE_ERROR = 0.2  # estimated mean relative row error of a run above which its result is doubtful
+MANY_DENSE_HEADS = 0.1  # share of heads that ran dense because of max_error
+
+
+class Why(NamedTuple):
+    """Why a call stays dense, and the number that decided."""
+
+    reason: str
+    number: str = ""
+
+
+class RunWatch:
+    """Follows one run of a host. Warnings go to the logger "residua.integration", each once per run.
+
+    Args:
+        name: Of the transformer.
+        before: The watch of the run before; what holds for the whole process is not said again.
+    """
+
+    def __init__(self, name: str, before: RunWatch | None = None) -> None:
+        self.name = name
+        self.sparse = 0
+        self.dense: Counter[Why] = Counter()
+        self.warnings: list[str] = []
+        self._errors: list[float] = []
+        self._heads = 0
+        self._dense_heads = 0
+        self._said: set[str] = {"slow"} & (before._said if before is not None else set())
+
+    def dense_call(self, why: Why) -> bool:
+        """Counts a dense call; True for the first one of its reason."""
+        first = all(why.reason != known.reason for known in self.dense)
+        self.dense[why] += 1
+        return first
+
+    def sparse_call(self, backend: str, device: torch.device, asked: str) -> None:
+        """Counts a sparse call; the slow backend is named at once, not after the run."""
+        self.sparse += 1
+        if backend == "portable" and device.type == "cpu" and asked == "auto":
+            self.warn(
+                "slow",
+                "the native library is missing, so the portable backend runs: sparse attention may be slower "
+                "than dense; `residua doctor` says why",
+            )
+
+    def read(self, receipts: Iterable[Any]) -> None:
+        """Takes in the receipts of the run."""
+        for receipt in receipts:
+            if receipt.error is not None:
+                self._errors.append(float(receipt.error))
+            self._heads += sum(receipt.chosen.values())
+            self._dense_heads += receipt.chosen.get("dense", 0)
+
+    def speak(self) -> None:
+        """Says what is left to say about the run."""
+        if self.dense and not self.sparse:
+            self.warn("nothing", nothing_sparse(self.dense))
+        error = sum(self._errors) / len(self._errors) if self._errors else 0.0
+        if not error <= LARGE_ERROR:  # NaN too
+            self.warn(
+                "error",
+                f"the estimated error of attention is {error:.2g}, above {LARGE_ERROR}: compare the result "
+                "with a dense one; a higher density or a max_error keeps it lower",
+            )
+        if self._dense_heads > MANY_DENSE_HEADS * max(1, self._heads):
+            self.warn(
+                "heads",
+                f"{self._dense_heads / self._heads:.0%} of the heads ran dense because they could not keep "
+                "max_error: they cost more than dense attention; raise the density or max_error",
+            )
+
+    def warn(self, kind: str, message: str) -> None:
+        """Logs a warning, once per run and kind."""
+        if kind not in self._said:
+            self._said.add(kind)
+            self.warnings.append(message)
+            logger.warning("%s: %s", self.name, message)
+
+
+def nothing_sparse(dense: Counter[Why]) -> str:
+    """One sentence on a run without a sparse call: the reason that stood last, with its number.
+
+    First steps and layers are dense in every run, so they decide only when nothing else does.
+    """
+    usual = ("first steps", "first layers")
+    deciding = [why for why in dense if why.reason not in usual] or list(dense)
+    why = max(deciding, key=lambda found: dense[found])
+    number = why.number or why.reason
+    return f"nothing ran sparse: {number}; all {sum(dense.values()):,} calls were dense"

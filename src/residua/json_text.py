@@ -1,0 +1,24 @@
+"""JSON that every reader accepts: numbers that are not finite are null, because JSON has no word for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def finite_only(value: Any) -> Any:
+    """The same structure with None for NaN and Inf."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite_only(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_only(item) for item in value]
+    return value
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """Valid JSON, whatever the numbers are."""
+    return json.dumps(finite_only(value), indent=indent, allow_nan=False)

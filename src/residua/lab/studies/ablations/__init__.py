@@ -1,0 +1,1 @@
+"""The paper's ablations (section 5.2)."""

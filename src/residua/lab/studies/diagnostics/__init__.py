@@ -1,0 +1,1 @@
+"""The paper's structural observations (section 3)."""

@@ -1,0 +1,1 @@
+"""What a call says of its error, against what it is."""

@@ -1,0 +1,1 @@
+"""What stands for skipped pairs, at equal cost."""

@@ -1,0 +1,1 @@
+"""Training-free methods against each other, at the same density."""

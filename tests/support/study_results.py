@@ -1,0 +1,26 @@
+"""Results of a study that nobody measured, for tests of what is made of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from residua.lab.studies.reconstructions.measure import COMPARISON, Run, at
+
+
+def made(reconstruction: str, target: float, mean: float, **changes) -> Run:
+    run = Run(
+        COMPARISON,
+        at(reconstruction, target),
+        "m",
+        "c",
+        mean,
+        2 * mean,
+        target,
+        target,
+        4096,
+        target,
+        mean,
+        "",
+        (),
+    )
+    return replace(run, **changes)

@@ -108,8 +108,8 @@ def keep_all(call: Call, grouping: Grouping) -> Route:
 def keep_best(
     call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend
 ) -> Route:
-    """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys,
-    and groups with NaN or Inf among their keys, whatever they cost: dense attention passes them on.
+    """Spends a budget [B, H] of pairs on the cells of every head. Every query group keeps the pinned keys,
+    and groups with NaN or Inf among their keys whatever they cost: dense attention passes them on.
 
     log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """

@@ -16,7 +16,7 @@ from residua.world.scenes import Scene
 
 from .clips import Clips
 
-# Tokens closer than this to a ball or a shadow (in half-pictures) are near; others are drawn at this relative rate.
+# Tokens closer than this to a ball or a shadow (in half-pictures) are near; others are drawn at this rate.
 _NEAR, _FAR_RATE = 0.16, 0.06
 
 
@@ -25,8 +25,8 @@ class BatchShape:
     """What a training step looks at: so many clips, and of each as many tokens as `cut` says.
 
     "all": every token. "frames": the first frame and random others. "blocks": the first frame and random
-    space-time blocks. "near": single tokens, `first` of them from the first frame, mostly where balls and shadows
-    are; most of a frame is plain background, so this sees several times as many clips for the same cost.
+    space-time blocks. "near": single tokens, `first` of them from the first frame, mostly where balls and
+    shadows are; most of a frame is plain background, so this sees several times as many clips for the same cost.
     """
 
     clips: int

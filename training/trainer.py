@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from residua.world.model import WorldModel, build_model, forward_tokens
+from residua.world.model import PromptTable, WorldModel, build_model, forward_tokens
 from residua.world.pipeline import WorldPipeline
 from residua.world.scenes import MAX_BALLS
 
@@ -208,11 +209,17 @@ class Trainer:
         pipeline.register_modules(transformer=half.transformer, prompt_table=half.prompt_table)
         pipeline.save_pretrained(folder, safe_serialization=True)
 
-    def start_from(self, pipeline: WorldPipeline) -> None:
-        """Take over trained weights; optimisers and schedule start anew."""
+    def start_from(self, folder: Path) -> None:
+        """Take over trained weights: the transformer, and of the prompt table the words that are known here."""
+        transformer = WanTransformer3DModel.from_pretrained(folder / "transformer").state_dict()
+        old = PromptTable.from_pretrained(folder / "prompt_table")
+        rows = {word: i for i, word in enumerate(old.config["words"])}
         for model in (self.model, self.average):
-            model.transformer.load_state_dict(pipeline.transformer.state_dict())
-            model.prompt_table.load_state_dict(pipeline.prompt_table.state_dict())
+            model.transformer.load_state_dict(transformer)
+            table = model.prompt_table
+            for i, word in enumerate(table.config["words"]):
+                if word in rows:
+                    table.weight.data[i] = old.weight.data[rows[word]]
 
     def save(self, path: Path) -> None:
         """Write a checkpoint (atomically: an interrupted save leaves the previous one)."""

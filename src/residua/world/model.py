@@ -27,7 +27,7 @@ NULL_WORD, NO_BALL = "<null>", "<none>"
 WORDS = (NULL_WORD, NO_BALL, *FLOORS, *TIMES, *COLOURS, *MATERIALS, *MOTIONS)
 CONTEXT_TOKENS = 1 + MAX_BALLS  # the place, and each ball
 # (raw value plus sine and cosine) of these multiples of pi
-_SPACE_FREQUENCIES, _TIME_FREQUENCIES = (1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0)
+_SPACE_FREQUENCIES, _TIME_FREQUENCIES = (1.0, 2.0, 4.0), (0.5, 1.0, 2.0)
 COORDINATE_CHANNELS = 2 * (1 + 2 * len(_SPACE_FREQUENCIES)) + 1 + 2 * len(_TIME_FREQUENCIES)
 IN_CHANNELS = 3 + 3 + 1 + COORDINATE_CHANNELS  # noisy clip, first frame, mask, coordinates
 
@@ -47,9 +47,9 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
 
 
 class PromptTable(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    """The text encoder: one learned vector per word, one context token for the place and one per ball (the sum of
-    its words, so that colour, material and motion of a ball stay together). `max_balls` records how many balls
-    the clips had that it was trained on."""
+    """The text encoder: one learned vector per word, one context token for the place and one per ball (the sum
+    of its words, so that colour, material and motion of a ball stay together). `max_balls` records how many
+    balls the clips had that it was trained on."""
 
     @register_to_config
     def __init__(

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .scenes import COLOURS, FLOORS, MAX_BALLS, TIMES, Layout, Scene
+from .scenes import COLOURS, FLOORS, MAX_BALLS, Layout, Scene
 from .simulator import Paths, simulate
 
 # The camera looks at the plane z = 0 from the front and a little from above.

@@ -1,12 +1,13 @@
 """Scenes of the little world, the prompts that describe them, and where their balls start.
 
-A prompt names the floor, the time of day (sky and sun) and, of every ball, colour, material and motion. Motions
-are quantised: with the first frame, which shows where the balls are, a prompt determines the clip.
-Lengths are in metres of the little world: x to the right, y up from the floor; all balls move in the plane z = 0.
+A prompt names the floor, the time of day (sky and sun) and, of every ball, colour, material and motion.
+Motions are quantised: with the first frame, which shows where the balls are, a prompt determines the clip.
+Lengths are in metres of the little world: x to the right, y up from the floor; balls move in the plane z = 0.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TypeVar
@@ -50,6 +51,7 @@ RADII = (0.54, 0.70)
 WALL = 2.2  # the world ends at x = -WALL and x = WALL, and at this height:
 CEILING = 3.1
 _GAP = 0.12  # between two balls at the start
+_WIDE, _NARROW = 20, 60  # failed attempts at a layout before starts and radii become easier
 
 _BALL = re.compile(r"an? (\w+) (\w+) ball (\w+(?: (?:left|right))?)")
 _PLACE = re.compile(r"(\w+) floor (in the morning|at noon|in the evening|.*)")
@@ -116,7 +118,7 @@ def parse_prompt(prompt: str, max_balls: int = MAX_BALLS) -> Scene:
     """Read a prompt.
 
     Args:
-        prompt: Such as "a red rubber ball thrown right on a sand floor at noon"; case and a full stop do not matter.
+        prompt: Such as "a red rubber ball thrown right on a sand floor at noon"; case does not matter.
         max_balls: How many balls the prompt may name.
 
     Returns:
@@ -180,19 +182,20 @@ def random_scene(generator: torch.Generator, balls: int = 1) -> Scene:
 
 
 def random_layout(scene: Scene, generator: torch.Generator) -> Layout:
-    """Random starts: balls that move sideways start on the side that they leave or in the middle, none overlap.
+    """Random starts: balls that move sideways start on the side that they leave or in the middle.
 
     Args:
         scene: Whose balls to place.
         generator: The only source of randomness.
 
     Returns:
-        One placement per ball.
+        One placement per ball; none overlap.
     """
-    while True:
-        layout = tuple(_random_placement(ball, generator) for ball in scene.balls)
+    for attempt in itertools.count():
+        layout = tuple(_random_placement(ball, generator, attempt) for ball in scene.balls)
         if all(_apart(a, b) for i, a in enumerate(layout) for b in layout[:i]):
             return layout
+    raise AssertionError("unreachable")
 
 
 def default_layout(scene: Scene) -> Layout:
@@ -230,15 +233,20 @@ def physics_arrays(scenes: list[Scene], layouts: list[Layout]) -> dict[str, np.n
     return {"start": start, "velocity": velocity, "radius": radius, "restitution": restitution}
 
 
-def _random_placement(ball: Ball, generator: torch.Generator) -> Placement:
-    radius = _uniform(*RADII, generator)
-    side = -np.sign(MOTIONS[ball.motion][0])
+def _random_placement(ball: Ball, generator: torch.Generator, attempt: int = 0) -> Placement:
+    """`attempt`: crowded floors take the whole width, then small balls."""
+    radius = _uniform(*RADII, generator) if attempt < _NARROW else RADII[0]
+    side = -np.sign(MOTIONS[ball.motion][0]) if attempt < _WIDE else 0
     x = side * _uniform(-0.3, WALL - radius - 0.05, generator)
     if side == 0:
         x = _uniform(radius + 0.05 - WALL, WALL - radius - 0.05, generator)
     y = radius
     if ball.motion not in ON_THE_FLOOR:
-        y = _uniform(1.0, 1.8, generator) if ball.motion.startswith("lobbed") else _uniform(1.3, 2.3, generator)
+        y = (
+            _uniform(1.0, 1.8, generator)
+            if ball.motion.startswith("lobbed")
+            else _uniform(1.3, 2.3, generator)
+        )
     return Placement(radius, float(x), y)
 
 

@@ -1,7 +1,8 @@
 """The physics of the little world: balls in a plane that fall, bounce and collide.
 
-Flight is integrated exactly (constant gravity), contacts are found at the end of a short step. Energy never grows:
-a floor contact gives back at most the energy that the ball had where it touched, a collision at most its own.
+Flight is integrated exactly (constant gravity), contacts are found at the end of a short step. Energy never
+grows: a floor contact gives back at most the energy that the ball had where it touched, a collision at most its
+own.
 """
 
 from __future__ import annotations
@@ -128,6 +129,8 @@ def _collide(position: np.ndarray, velocity: np.ndarray, radius: np.ndarray, res
             hit = touching & (closing > 0)
             bounce = 1 + 0.5 * (restitution[:, i] + restitution[:, j])
             mass_i, mass_j = radius[:, i] ** 3, radius[:, j] ** 3
-            impulse = np.where(hit, bounce * closing / np.maximum(mass_i + mass_j, 1e-9), 0.0)[:, None] * normal
+            impulse = (
+                np.where(hit, bounce * closing / np.maximum(mass_i + mass_j, 1e-9), 0.0)[:, None] * normal
+            )
             velocity[:, i] += mass_j[:, None] * impulse
             velocity[:, j] -= mass_i[:, None] * impulse

@@ -26,7 +26,7 @@ class BatchShape:
 
     "all": every token. "frames": the first frame and random others. "blocks": the first frame and random
     space-time blocks. "near": single tokens, `first` of them from the first frame, mostly where balls and
-    shadows are; most of a frame is plain background, so this sees several times as many clips for the same cost.
+    shadows are; most of a frame is plain background, so this sees several times as many clips for its cost.
     """
 
     clips: int

@@ -210,7 +210,7 @@ class Trainer:
         pipeline.save_pretrained(folder, safe_serialization=True)
 
     def start_from(self, folder: Path) -> None:
-        """Take over trained weights: the transformer, and of the prompt table the words that are known here."""
+        """Take over trained weights: the transformer, and those words of the prompt table that are known."""
         transformer = WanTransformer3DModel.from_pretrained(folder / "transformer").state_dict()
         old = PromptTable.from_pretrained(folder / "prompt_table")
         rows = {word: i for i, word in enumerate(old.config["words"])}

@@ -1,8 +1,8 @@
 """Physics as a metric: do the balls of a clip still move as they should?
 
 Balls are found by their colour, which is known from the prompt, and their paths are compared with those in
-another video (the dense one) or with the simulator's. Pixels say little about this: a ball that bounces a moment
-too late costs few decibels, and a ball that dissolves for three frames hardly any.
+another video (the dense one) or with the simulator's. Pixels say little about this: a ball that bounces a
+moment too late costs few decibels, and a ball that dissolves for three frames hardly any.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SEEN = 0.35  # of its area in the first frame: a ball with less is lost there
 _WHOLE = 0.7  # of a ball's pixels in one piece: with less it is torn
 _INSIDE = 0.75  # of the sum of two radii: closer centres are merged
 _TOLERATED = 0.1  # of the frames a ball may be lost, torn or merged and still count as kept
-# In radii, what a path must fall before and rise after a bounce: to be missed, and to be found at all. Between
-# the two a hop may be there or not; otherwise a pixel would decide.
+# In radii, what a path must fall before and rise after a bounce: to be missed, and to be found at all.
+# Between the two a hop may be there or not; otherwise a pixel would decide.
 _LARGE_HOP, _SMALL_HOP = 0.35, 0.15
 _LATE = 2 / 31  # of the clip: a bounce this early or late is the same bounce
 
@@ -66,7 +66,8 @@ class Physics:
     def __str__(self) -> str:
         return (
             f"{self.position_error:.2f} radii off (worst {self.worst_error:.2f}); "
-            f"lost {self.lost}, torn {self.torn}, merged {self.merged} of {self.balls} balls; bounces missing {self.missing_bounces}, "
+            f"lost {self.lost}, torn {self.torn}, merged {self.merged} of {self.balls} balls; "
+            f"bounces missing {self.missing_bounces}, "
             f"extra {self.extra_bounces} of {self.bounces}"
         )
 

@@ -1,8 +1,8 @@
 """The physics of the little world: balls in a plane that fall, bounce and collide.
 
 Flight is integrated exactly (constant gravity), contacts are found at the end of a short step. Energy never
-grows: a floor contact gives back at most the energy that the ball had where it touched, a collision at most its
-own.
+grows: a floor contact gives back at most the energy that the ball had where it touched, a collision at most
+its own.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
 
 
 class PromptTable(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    """The text encoder: one learned vector per word, one context token for the place and one per ball (the
-    sum of its words, so that colour, material and motion of a ball stay together). `max_balls` records how many
-    balls the clips had that it was trained on."""
+    """The text encoder: one learned vector per word, and a context token for the place and for each ball, the
+    sum of their words, so that colour, material and motion of a ball stay together. `max_balls` records how
+    many balls the clips had that it was trained on."""
 
     @register_to_config
     def __init__(

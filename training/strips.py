@@ -13,7 +13,7 @@ from residua.world.renderer import render_video
 
 from .clips import draw_clips
 
-HELD_OUT_SEED = 1_000  # of the clips that no training step sees
+HELD_OUT_SEED = 1_000  # clips of this series are never trained on
 
 
 def contact_strip(clips: list[np.ndarray], path: Path, columns: int = 8, zoom: int = 2) -> None:

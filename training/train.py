@@ -133,7 +133,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue from DIR/checkpoint.pt if there is one"
     )
-    parser.add_argument("--init-from", type=Path, help="start from exported weights (a diffusers folder)")
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--strip-every", type=int, default=250, help="0: no strips")
     args = parser.parse_args(argv)
@@ -146,8 +145,6 @@ def main(argv: list[str] | None = None) -> None:
         trainer.load(checkpoint)
     elif checkpoint.exists():
         parser.error(f"{checkpoint} exists: pass --resume to continue it, or another --out")
-    elif args.init_from:
-        trainer.start_from(args.init_from)
     run(trainer, args.out, stop=args.stop, log_every=args.log_every, strip_every=args.strip_every)
 
 

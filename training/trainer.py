@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from residua.world.model import PromptTable, WorldModel, build_model, forward_tokens
+from residua.world.model import WorldModel, build_model, forward_tokens
 from residua.world.pipeline import WorldPipeline
 from residua.world.scenes import MAX_BALLS
 
@@ -208,18 +207,6 @@ class Trainer:
         pipeline = self.pipeline()
         pipeline.register_modules(transformer=half.transformer, prompt_table=half.prompt_table)
         pipeline.save_pretrained(folder, safe_serialization=True)
-
-    def start_from(self, folder: Path) -> None:
-        """Take over trained weights: the transformer, and those words of the prompt table that are known."""
-        transformer = WanTransformer3DModel.from_pretrained(folder / "transformer").state_dict()
-        old = PromptTable.from_pretrained(folder / "prompt_table")
-        rows = {word: i for i, word in enumerate(old.config["words"])}
-        for model in (self.model, self.average):
-            model.transformer.load_state_dict(transformer)
-            table = model.prompt_table
-            for i, word in enumerate(table.config["words"]):
-                if word in rows:
-                    table.weight.data[i] = old.weight.data[rows[word]]
 
     def save(self, path: Path) -> None:
         """Write a checkpoint (atomically: an interrupted save leaves the previous one)."""

@@ -27,7 +27,7 @@ NULL_WORD, NO_BALL = "<null>", "<none>"
 WORDS = (NULL_WORD, NO_BALL, *FLOORS, *TIMES, *COLOURS, *MATERIALS, *MOTIONS)
 CONTEXT_TOKENS = 1 + MAX_BALLS  # the place, and each ball
 # (raw value plus sine and cosine) of these multiples of pi
-_SPACE_FREQUENCIES, _TIME_FREQUENCIES = (1.0, 2.0, 4.0), (0.5, 1.0, 2.0)
+_SPACE_FREQUENCIES, _TIME_FREQUENCIES = (1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0)
 COORDINATE_CHANNELS = 2 * (1 + 2 * len(_SPACE_FREQUENCIES)) + 1 + 2 * len(_TIME_FREQUENCIES)
 IN_CHANNELS = 3 + 3 + 1 + COORDINATE_CHANNELS  # noisy clip, first frame, mask, coordinates
 

@@ -39,6 +39,7 @@ MANY_BALL_SHAPES = (
     BatchShape(16, "near", 256, 104, num_frames=16),
     BatchShape(3, "blocks", 1024),
     BatchShape(16, "near", 256, 104, num_frames=64),
+    BatchShape(16, "near", 256, 104, num_frames=128),
 )
 # Long subsets and whole clips: attention learns to find its keys among as many as it meets when sampling.
 LONG_SHAPES = (
@@ -47,6 +48,7 @@ LONG_SHAPES = (
     BatchShape(1, "all", num_frames=16),
     BatchShape(1, "blocks", 3072, num_frames=64),
     BatchShape(1, "all"),
+    BatchShape(1, "blocks", 3072, num_frames=128),
 )
 VALIDATION_SHAPE = BatchShape(4, "frames", 1024)
 VALIDATION_LEVELS = (0.6, 0.85, 1.0)

@@ -75,7 +75,21 @@ def attention_concentration(
     levels: tuple[float, ...] = LEVELS,
     seed: int = 0,
 ) -> Tensor:
-    """Share of keys that hold `mass` of the attention, [levels, layers, heads]."""
+    """Share of keys that hold most of the attention.
+
+    Args:
+        pipeline: With the weights to look at.
+        num_frames: Of the clips.
+        size: Of a frame in pixels.
+        queries: Random rows per call.
+        mass: What the keys must hold.
+        prompts: Of the clips.
+        levels: Of noise.
+        seed: Of noise and rows.
+
+    Returns:
+        [levels, layers, heads].
+    """
     generator = torch.Generator().manual_seed(seed)
     shares = []
     for level in levels:

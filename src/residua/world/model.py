@@ -59,11 +59,25 @@ class PromptTable(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.weight = nn.Parameter(torch.zeros(len(words), dim))
 
     def forward(self, counts: Tensor) -> Tensor:
-        """counts [B, CONTEXT_TOKENS, len(words)] -> context [B, CONTEXT_TOKENS, dim]."""
+        """Sum the vectors of words.
+
+        Args:
+            counts: [B, CONTEXT_TOKENS, len(words)], how often each word is in each token.
+
+        Returns:
+            The context, [B, CONTEXT_TOKENS, dim].
+        """
         return counts.to(self.weight.dtype) @ self.weight
 
     def encode(self, scenes: list[Scene | None]) -> Tensor:
-        """Context of parsed prompts; None stands for the empty prompt of classifier-free guidance."""
+        """The context of parsed prompts.
+
+        Args:
+            scenes: B scenes; None stands for the empty prompt of classifier-free guidance.
+
+        Returns:
+            [B, CONTEXT_TOKENS, dim].
+        """
         index = {word: i for i, word in enumerate(self.config["words"])}
         counts = torch.zeros(len(scenes), CONTEXT_TOKENS, len(index))
         for row, scene in enumerate(scenes):
@@ -96,7 +110,16 @@ def build_model(
     max_balls: int = MAX_BALLS,
 ) -> WorldModel:
     """A freshly initialised model. Branches start at zero and nothing favours neighbours: whatever sparsity
-    the attention shows later was learned."""
+    the attention shows later was learned.
+
+    Args:
+        generator: The only source of randomness.
+        num_layers: Of the transformer.
+        max_balls: Recorded in the prompt table.
+
+    Returns:
+        Transformer and prompt table.
+    """
     # The constructor's own initialisation, replaced below, draws from the global generator.
     with torch.random.fork_rng(devices=[]):
         transformer = WanTransformer3DModel(**(TRANSFORMER_CONFIG | {"num_layers": num_layers}))
@@ -122,14 +145,32 @@ def build_model(
 
 
 def axes(num_frames: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Coordinates of frames, rows and columns: time in [0, 1], pixel centres of y and x in (-1, 1)."""
+    """Coordinates of frames, rows and columns.
+
+    Args:
+        num_frames: Of the clip.
+        height: In pixels.
+        width: In pixels.
+
+    Returns:
+        Time in [0, 1], and the pixel centres of y (downwards) and x in (-1, 1).
+    """
     y = (torch.arange(height) + 0.5) / height * 2 - 1
     x = (torch.arange(width) + 0.5) / width * 2 - 1
     return frame_times(num_frames), y, x
 
 
 def coordinate_features(x: Tensor, y: Tensor, time: Tensor) -> Tensor:
-    """Coordinates (all of shape S) -> [COORDINATE_CHANNELS, *S]."""
+    """What the transformer is told about places: values, sines and cosines.
+
+    Args:
+        x: In [-1, 1], of any shape S.
+        y: In [-1, 1], of shape S.
+        time: In [0, 1], of shape S.
+
+    Returns:
+        [COORDINATE_CHANNELS, *S].
+    """
     channels = []
     axes = ((x, _SPACE_FREQUENCIES), (y, _SPACE_FREQUENCIES), (time * 2 - 1, _TIME_FREQUENCIES))
     for values, frequencies in axes:
@@ -141,7 +182,15 @@ def coordinate_features(x: Tensor, y: Tensor, time: Tensor) -> Tensor:
 
 
 def condition_channels(first_frame: Tensor, num_frames: int) -> Tensor:
-    """First frame [B, 3, H, W] -> the channels beside the noisy clip [B, IN_CHANNELS - 3, T, H, W]."""
+    """The channels beside the noisy clip.
+
+    Args:
+        first_frame: [B, 3, H, W] in [-1, 1].
+        num_frames: Of the clip.
+
+    Returns:
+        First frame, its mask and coordinates, [B, IN_CHANNELS - 3, T, H, W].
+    """
     batch, _, height, width = first_frame.shape
     condition = first_frame.new_zeros(batch, 4, num_frames, height, width)
     condition[:, :3, 0] = first_frame
@@ -152,7 +201,14 @@ def condition_channels(first_frame: Tensor, num_frames: int) -> Tensor:
 
 
 def to_tokens(video: Tensor) -> Tensor:
-    """[B, C, T, H, W] -> [B, T * H/4 * W/4, C * 16] in the order of Wan's patch embedding."""
+    """Cut a video into tokens in the order of Wan's patch embedding.
+
+    Args:
+        video: [B, C, T, H, W].
+
+    Returns:
+        [B, T * H/4 * W/4, C * 16].
+    """
     batch, channels, frames, height, width = video.shape
     grid = video.view(batch, channels, frames, height // PATCH, PATCH, width // PATCH, PATCH)
     return grid.permute(0, 2, 3, 5, 1, 4, 6).reshape(batch, -1, channels * PATCH**2)
@@ -166,10 +222,21 @@ def forward_tokens(
     context: Tensor,
     blocks: Sequence[Callable[..., Tensor]] | None = None,
 ) -> Tensor:
-    """The transformer on any subset of a clip's tokens at their true positions: [B, N, IN_CHANNELS * 16] ->
-    [B, N, 3 * 16]. On all tokens it equals the model's own forward. Attention makes the cost of a clip
-    quadratic in its length; subsets let training see long clips cheaply. `blocks` (compiled ones) stand in
-    for the transformer's own."""
+    """The transformer on any subset of a clip's tokens at their true positions. On all tokens it equals the
+    model's own forward. Attention makes the cost of a clip quadratic in its length; subsets let training see
+    long clips cheaply.
+
+    Args:
+        transformer: The model.
+        tokens: [B, N, IN_CHANNELS * 16].
+        rope: Rotary embedding of these tokens, [B, N, 1, head_dim] each.
+        timestep: [B], noise level times 1000.
+        context: Of the prompts, [B, CONTEXT_TOKENS, TEXT_DIM].
+        blocks: Stand in for the transformer's own (compiled ones).
+
+    Returns:
+        Predicted clean tokens [B, N, 3 * 16].
+    """
     embedding = transformer.patch_embedding
     hidden = F.linear(tokens, embedding.weight.flatten(1), embedding.bias)  # [B, N, D]
     time, projection, context, _ = transformer.condition_embedder(timestep, context, None)

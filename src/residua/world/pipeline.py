@@ -85,8 +85,24 @@ class WorldPipeline(DiffusionPipeline):
     ) -> WorldPipelineOutput | tuple[Any]:
         """Generate one clip per prompt.
 
-        `image` is the first frame (a PIL image, an array or tensor in [0, 1]); without one it is rendered
-        from the prompt. Pass a `generator` for a clip that can be repeated.
+        Args:
+            prompt: One or several, of the closed vocabulary (`residua.world.scenes.vocabulary`).
+            image: The first frame (a PIL image, an array or tensor in [0, 1]); without one it is rendered from
+                the prompt, with the balls where `residua.world.scenes.default_layout` puts them.
+            height: In pixels, a multiple of 4. The model knows 64.
+            width: In pixels, a multiple of 4. The model knows 64.
+            num_frames: Over the same two seconds: 32 are 8,192 tokens, 64 16,384 and 128 32,768.
+            num_inference_steps: Of the sampler.
+            guidance_scale: Above 1 the empty prompt runs as well (classifier-free guidance).
+            generator: Pass one for a clip that can be repeated.
+            latents: The noise to start from, [B, 3, T, H, W], instead of the generator's.
+            output_type: "np", "pt", "pil" or "latent".
+            return_dict: Whether to return an object with `frames` or a tuple.
+            callback_on_step_end: Called after every step as diffusers calls it.
+            callback_on_step_end_tensor_inputs: Names of the tensors that it is given.
+
+        Returns:
+            The frames.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
         parsed = [scenes.parse_prompt(text, self.prompt_table.config["max_balls"]) for text in prompts]

@@ -87,8 +87,8 @@ class WorldPipeline(DiffusionPipeline):
 
         Args:
             prompt: One or several, of the closed vocabulary (`residua.world.scenes.vocabulary`).
-            image: The first frame (a PIL image, an array or tensor in [0, 1]); without one it is rendered from
-                the prompt, with the balls where `residua.world.scenes.default_layout` puts them.
+            image: The first frame (a PIL image, an array or tensor in [0, 1]); without one it is rendered
+                from the prompt, balls where `residua.world.scenes.default_layout` puts them.
             height: In pixels, a multiple of 4. The model knows 64.
             width: In pixels, a multiple of 4. The model knows 64.
             num_frames: Over the same two seconds: 32 are 8,192 tokens, 64 16,384 and 128 32,768.

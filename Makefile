@@ -20,7 +20,7 @@ CORE_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,budget execution gr
 # processes of their own, and are not counted.
 COVERAGE := --cov --cov-report=term --cov-fail-under=60
 
-.PHONY: demo test quick test-oldest test-newest lint kernels format install docs dist clean
+.PHONY: demo test quick test-oldest test-newest lint kernels format install docs dist fuzz sanitize load clean
 
 demo: $(INSTALLED)
 	$(BIN)/residua demo
@@ -62,6 +62,21 @@ docs: $(INSTALLED)
 # sdist, a wheel built from it, and a call on the native backend with that wheel in an environment of its own.
 dist: $(INSTALLED)
 	$(BIN)/python tests/packaging/build_and_check.py $(INDEX)
+
+# Random calls with other seeds than those of `make test`, for as long as you like.
+SECONDS ?= 600
+SEED ?= $(shell date +%s)
+fuzz: $(INSTALLED)
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) --first $(SEED)
+
+# The native library under AddressSanitizer and UBSan; `make sanitize KIND=thread` for data races.
+KIND ?= address
+sanitize: $(INSTALLED)
+	$(BIN)/python tests/fuzz/sanitize.py $(KIND)
+
+# What docs/reliability.md says about load; takes some minutes.
+load: $(INSTALLED)
+	$(BIN)/python tests/fuzz/load.py
 
 install: $(INSTALLED)
 

@@ -46,8 +46,8 @@ class ResiduaSparseAttention:
                 "model": ("MODEL", {"tooltip": "A video model: Wan, HunyuanVideo, Cosmos or LTX."}),
                 "quality": _choice(
                     [*QUALITIES, BY_DENSITY], "balanced",
-                    "How close to dense attention: one budget for all heads, moved to where the error is, with a "
-                    f"bound on each. '{BY_DENSITY}' spends the same share everywhere instead.",
+                    "How close to dense attention: a budget that goes where it takes off the most error, and "
+                    f"a bound on each head. '{BY_DENSITY}' spends the same share everywhere instead.",
                 ),
                 "density": _number(
                     0.22, 0.01, 1.0, 0.01,

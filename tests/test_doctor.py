@@ -46,3 +46,16 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch):
     monkeypatch.setitem(backends.BACKENDS._known, "missing", Missing())
     (state,) = [s for s in doctor.backend_states() if s.name == "missing"]
     assert state.reason == "no compiler; install one"
+
+
+def test_hints_in_brackets_are_printed_as_they_are(monkeypatch):
+    """rich takes [gpu] for a style and would swallow it."""
+    from typer.testing import CliRunner
+
+    from residua.cli.app import app
+
+    facts = doctor.report()
+    facts["backends"][0]["reason"] = "pip install 'residua[gpu]'"
+    monkeypatch.setattr(doctor, "report", lambda: facts)
+    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert "residua[gpu]" in shown.stdout

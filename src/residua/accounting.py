@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -245,7 +245,7 @@ class Outcome:
     route: Route
     probe_rows: Tensor | None  # [B, H, M], computed exactly; None: no row was
     allowed: Tensor  # [B, H] fp64, the density that each head might spend
-    costs: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents
+    costs: Callable[[], Mapping[str, Tensor]]  # [B, H] each: work beside the pairs, in pair equivalents
     error: Tensor | None  # [B, H], estimated
     choice: Tensor | None  # [B, H] of `Choice`
     warm: bool
@@ -268,7 +268,7 @@ def write_receipt(
         all_in=RECONSTRUCTIONS[config.reconstruction].all_in,
         allowed=everything if outcome is None else outcome.allowed,
         per_head=pairs,
-        beside={} if outcome is None else dict(outcome.costs),
+        beside={} if outcome is None else dict(outcome.costs()),
         error_per_head=None if outcome is None else outcome.error,
         choice_per_head=None if outcome is None else outcome.choice,
         head_dims=(call.q.shape[3], call.v.shape[3]),

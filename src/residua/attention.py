@@ -30,7 +30,8 @@ def sparse_attention(
     start = state.centroids(call, config, sizes) if state else None
     allowed = budget.allowance(call, config, state)
     with stage("grouping"):
-        grouping = group_tokens(call, config, sizes, start, backend)
+        by_place = RECONSTRUCTIONS[config.reconstruction].places_probes_by_coordinates(config)
+        grouping = group_tokens(call, config, sizes, start, backend, keep_coordinates=by_place)
     grouped = GroupedCall(call, config, sizes, grouping, allowed, backend)
     method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
     with stage("routing"):
@@ -51,7 +52,8 @@ def sparse_attention(
         state.remember(call, config, sizes, grouping)
         budget.learn(state, grouped, verdict, method)
     probe_rows = verdict.probes.rows if verdict.probes else None
-    costs = {**method.costs(grouped, routing), **verdict.costs}
+    # counted only if a receipt is asked for
+    costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
     warm = start is not None
     notes = (*sizes.notes, *notes)
     return out, Outcome(verdict.route, probe_rows, allowed, costs, error, verdict.choice, warm, notes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,12 @@ from typing import Any
 import torch
 
 from . import __version__
+from .attention import attention
+from .config import Config
+from .errors import BackendError
 from .execution import backends, native
+from .execution.self_test import record, run_self_test
+from .state import State
 
 PACKAGES = (
     "torch",
@@ -76,6 +83,61 @@ def backend_states() -> list[BackendState]:
         BackendState(name, backend.about, backend.unavailable(), backend.priority >= 0)
         for name, backend in backends().items()
     ]
+
+
+def self_test(device: torch.device | None = None) -> list[dict[str, Any]]:
+    """Every GPU backend that can run here: its kernels against plain torch, and one warm call against SDPA.
+    The verdict is kept: a backend that failed is not chosen.
+
+    Args:
+        device: a GPU; None: the current one.
+    """
+    if device is None:
+        if not torch.cuda.is_available():
+            raise BackendError(
+                f"torch {torch.__version__} sees no CUDA device, so there is no GPU kernel to test; "
+                "`residua doctor --compile-kernels` compiles them without one"
+            )
+        device = torch.device("cuda", torch.cuda.current_device())
+    rows = []
+    for name, backend in backends().items():
+        if backend.priority < 0 or not backend.gpu_by_itself or backend.unavailable():
+            continue
+        if backend.devices is not None and device.type not in backend.devices:
+            continue
+        checks = run_self_test(backend, device)
+        reason = record(backend, device, checks)
+        plain = [{**asdict(check), "passed": check.passed} for check in checks]
+        verdict = reason or _timed(name, device)
+        rows.append({"backend": name, "reason": reason, "verdict": verdict, "checks": plain})
+    return rows
+
+
+def _timed(name: str, device: torch.device) -> str:
+    """One warm call beside SDPA, in words."""
+    q, k, v = (torch.randn(1, 8, 16384, 128, device=device, dtype=torch.bfloat16) for _ in range(3))
+    state, config = State(), Config(backend=name)
+    attention(q, k, v, config, state)
+
+    def seconds(work: Callable[[], object]) -> float:
+        work()
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        return time.perf_counter() - start
+
+    sparse = seconds(lambda: attention(q, k, v, config, state))
+    dense = seconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    return (
+        f"all kernels of {name} passed; a warm call (16,384 tokens x 8 heads, density 0.22) takes "
+        f"{1e3 * sparse:.2f} ms, SDPA {1e3 * dense:.2f} ms"
+    )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def report() -> dict[str, Any]:

@@ -54,7 +54,8 @@ def select(
         ).to(labels.device)
         rows = torch.where(labels < 0, 2.0, drawn).topk(count, dim=-1, largest=False).indices
     elif policy == "scattered":
-        return _scattered(labels, groups, count, generator, backend)
+        found = backend.sort_groups(labels, groups)
+        return _scattered(found.order, found.offsets[..., -1:], count, generator)
     else:
         raise InputError(f"policy={policy!r}: wanted 'stratified', 'uniform', 'random' or 'scattered'")
     return rows, coverage_weights(rows, labels, groups)
@@ -86,21 +87,22 @@ def visiting_order(labels: Tensor, groups: int, order: str) -> Tensor:
 
 
 def _scattered(
-    labels: Tensor, groups: int, count: int, generator: torch.Generator | None, backend: Backend
+    order: Tensor, candidates: Tensor, count: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """A random row of every part, and the size of the part as its weight. The draw is the same for every
-    head: what a head does must not depend on the others beside it."""
-    part = torch.arange(count, device=labels.device)
+    head: what a head does must not depend on the others beside it.
+
+    order [B, H, N] rows by group, the first `candidates` [B, H, 1] of them with one
+    """
+    part = torch.arange(count, device=order.device)
     if generator is None:
         drawn = part * HASH % DRAWS  # by multiplicative hashing: nothing to copy to the device
     else:
-        drawn = torch.randint(DRAWS, (count,), generator=generator, device=generator.device).to(labels.device)
-    candidates = (labels >= 0).sum(-1, keepdim=True)  # rows of no group come last in the order
-    edges = torch.arange(count + 1, device=labels.device) * candidates.clamp(min=count) // max(1, count)
+        drawn = torch.randint(DRAWS, (count,), generator=generator, device=generator.device).to(order.device)
+    edges = torch.arange(count + 1, device=order.device) * candidates.clamp(min=count) // max(1, count)
     size = edges.diff(dim=-1)  # [B, H, M]
     place = edges[..., :-1] + drawn * size // DRAWS
-    rows = backend.sort_groups(labels, groups).order.gather(-1, place)
-    return rows, torch.where(place < candidates, size, 0).float()
+    return order.gather(-1, place), torch.where(place < candidates, size, 0).float()
 
 
 def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
@@ -127,6 +129,10 @@ def place_probes(
     call: Call, grouping: Grouping, count: int, policy: str, order: str, backend: Backend
 ) -> tuple[Tensor, Tensor]:
     """Rows among all query rows, and their weights; see `select`."""
+    if policy == "scattered":
+        # the rows of no group come last in the partition's order, so it is that of the free rows, too
+        free = call.free_queries.count
+        return _scattered(grouping.query.order, grouping.query.offsets[..., -1:], min(count, free), None)
     labels = call.free_queries.take(grouping.query.labels, 2)
     groups = grouping.query.groups
     rows, weights = select(grouping.coordinates, labels, groups, count, policy, order=order, backend=backend)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -106,11 +108,23 @@ def keep_all(call: Call, grouping: Grouping) -> Route:
 def keep_best(
     call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend
 ) -> Route:
-    """Spends a budget [B, H] of pairs on the cells of every head; every query group keeps the pinned keys,
-    and groups with NaN or Inf among their keys, whatever they cost: dense attention passes them on.
+    """Spends a budget [B, H] of pairs on the cells of every head. Every query group keeps the pinned keys,
+    and groups with NaN or Inf among their keys whatever they cost: dense attention passes them on.
 
     log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """
+    return keep_best_each(call, grouping, log_mass, [budget], scope, backend)[0]
+
+
+def keep_best_each(
+    call: Call,
+    grouping: Grouping,
+    log_mass: Tensor,
+    budgets: Sequence[Tensor],
+    scope: str,
+    backend: Backend,
+) -> list[Route]:
+    """`keep_best` for several budgets; the cells are ranked once."""
     # pinned groups are paid for already; their mass stays in the normaliser because it is a row's own
     broken = log_mass.isnan()
     log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
@@ -118,12 +132,15 @@ def keep_best(
     free = kv_sizes.shape[-1] - grouping.pinned_groups
     log_share, kv_sizes = log_share[..., :free], kv_sizes[..., :free]
     if scope == "head":
-        cells = backend.spend(log_share, grouping.query.sizes, kv_sizes, budget)
+        found = backend.spend_each(log_share, grouping.query.sizes, kv_sizes, budgets)
     else:
-        cells = _spend_per_group(log_share, grouping.query.sizes, kv_sizes, budget)
+        found = torch.stack([_spend_per_group(log_share, grouping.query.sizes, kv_sizes, b) for b in budgets])
     occupied = _occupied(call, grouping)
-    cells = torch.cat([cells | (broken & occupied)[..., :free], occupied[..., free:]], -1)
-    return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
+    found |= (broken & occupied)[..., :free]
+    if grouping.pinned_groups:
+        pinned = occupied[..., free:]
+        found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
+    return [Route(grouping.query, grouping.kv, cells, grouping.pinned_groups) for cells in found]
 
 
 def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:

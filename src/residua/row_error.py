@@ -35,11 +35,11 @@ def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
     """Mean relative error of the probe rows, each counted for as many rows as it stands for.
 
     Args:
-        missed: [B, H, M, Dv], what the rows are off by.
+        missed: [..., B, H, M, Dv], what the rows are off by.
         probes: The rows, with their exact outputs and weights.
 
     Returns:
-        [B, H] fp32.
+        [..., B, H] fp32.
     """
     tiny = torch.finfo(torch.float32).tiny
     error = missed.norm(dim=-1) / probes.exact.norm(dim=-1).clamp(min=tiny)  # [B, H, M]

@@ -83,7 +83,7 @@ class Partition:
     def groups(self) -> int:
         return self.offsets.shape[-1] - 1
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         return self.offsets.diff(dim=-1)  # [B, H, C]
 
@@ -107,7 +107,9 @@ class Grouping:
     kv: Partition  # Hkv heads
     query_centroids: Tensor  # [B, H, Cq, D] fp32, means in the original space
     kv_centroids: Tensor  # [B, Hkv, Ck, D] fp32, pinned groups last
-    coordinates: Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered
+    coordinates: (
+        Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered; empty if not kept
+    )
     pinned_groups: int = 0
 
     @cached_property

@@ -31,7 +31,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "pipeline"])
+@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "pipeline", "faults"])
 def test_in_the_interpreter(name):
     pytest.importorskip("triton", reason="Triton is not installed")
     paths = os.pathsep.join([str(HERE), *sys.path])
@@ -43,6 +43,8 @@ def test_in_the_interpreter(name):
         "no:cacheprovider",
         "-p",
         "no:randomly",
+        "-p",
+        "sanitizer",
         "-W",
         "ignore::RuntimeWarning",
     ]
@@ -57,6 +59,7 @@ def test_in_the_interpreter(name):
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+    assert "findings: {}" in done.stdout  # no address out of bounds, no race between programs
     assert "skipped" not in done.stdout
 
 

@@ -16,9 +16,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import residua
 import residua.execution.triton as package
 from residua.errors import BackendError
-from residua.execution import compile_gate as gate
-from residua.execution.compile_cases import Case, cases, empty, route, tokens
-from residua.execution.triton import TritonBackend
+from residua.execution.triton import TritonBackend, gate
+from residua.execution.triton.gate_cases import Case, cases, empty, route, tokens
 from residua.execution.triton.shapes import Tiles
 
 pytestmark = pytest.mark.slow
@@ -76,7 +75,7 @@ def test_every_kernel_is_in_the_gate():
 def test_attention_passes_the_gate(arch):
     (case,) = [c for c in cases() if c.label == "D=128 bf16, drift"]
     rows = list(gate.compile_case(case, arch).values())
-    assert {row.kernel for row in rows} == {"attend", "drift", "permute", "runs"}
+    assert {row.kernel for row in rows} == {"attend", "drift", "permute", "key_tiles", "row_tiles"}
     assert not any(row.problems for row in rows)
     attend = next(row for row in rows if row.kernel == "attend")
     assert attend.registers > 64
@@ -127,13 +126,13 @@ def test_the_gate_refuses_what_it_cannot_judge(monkeypatch):
         gate.run_gate()
 
 
-def test_the_plan_is_small_at_75600_tokens_and_40_heads():
-    from residua.execution.triton.plan import plan_attention
+def test_the_schedule_is_small_at_75600_tokens_and_40_heads():
+    from residua.execution.triton.schedule import schedule_tiles
 
     with launches():
-        plan = plan_attention(route(), 128, 64)
-    assert plan.runs.device.type == "meta"
-    assert plan.bytes < 64 << 20
+        schedule = schedule_tiles(route(), 128, 64)
+    assert schedule.key_tiles.device.type == "meta"
+    assert schedule.bytes < 256 << 20
 
 
 class Operations(TorchDispatchMode):
@@ -189,7 +188,7 @@ def test_a_warm_call_never_leaves_the_device(text, reconstruction, launched):
     assert out.shape == q.shape
     assert state.warm
     shared = {"project_kernel", "assign_kernel", "segment_mean_kernel", "mass_kernel"}
-    assert shared | {"runs_kernel", "attend_kernel"} | launched <= {name for name, _ in seen}
+    assert shared | {"key_tiles_kernel", "attend_kernel"} | launched <= {name for name, _ in seen}
     assert not operations.names & WAITS
     # eigensolvers look at their error codes
     assert not {name for name in operations.names if "eigh" in name or "svd" in name}

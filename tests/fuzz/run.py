@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=1, help="distance of the seeds: for several processes")
     parser.add_argument("--cases", type=int, default=1 << 60)
     parser.add_argument("--large", action="store_true", help="with lengths up to 2,100")
+    parser.add_argument("--brief", action="store_true", help="one repetition of each case, not all")
     parser.add_argument("--repeats", action="store_true", help="only whether results repeat")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -32,7 +33,9 @@ def main() -> int:
     while time.perf_counter() - started < options.seconds and done < options.cases:
         begun = time.perf_counter()
         case = make(seed, small=not options.large)
-        found = check_repeats(case, call(case)[0]) if options.repeats else check(case)
+        found = (
+            check_repeats(case, call(case)[0]) if options.repeats else check(case, thorough=not options.brief)
+        )
         slowest = max(slowest, (time.perf_counter() - begun, seed))
         if found:
             broken.append(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -168,11 +169,16 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
 
 
 def write_json(path: Path, data: object) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file whole or not at all; a link is replaced, not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json_text.dumps(data, indent=2) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+    handle, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(json_text.dumps(data, indent=2) + "\n")
+        os.chmod(scratch, 0o644)
+        os.replace(scratch, path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -21,6 +21,7 @@ from ..attention import attention
 from ..config import Config
 from ..errors import BackendError, InputError
 from ..execution.backend import Backend, Demand, backends
+from ..execution.gpu_cache import remember
 from ..grouping.partition import group_tokens
 from ..inputs import validate
 from ..reconstruction.expansion import expand
@@ -105,6 +106,9 @@ def measure(task: GpuTask, device: torch.device, progress: Progress = lambda _: 
             continue
         progress(f"backend: {name}")
         found[name] = measure_backend(task, call, backend, dense, progress)
+    if device.type == "cuda":  # `auto` follows what was measured here
+        timed = {name: row["call_ms"] for name, row in found.items() if "call_ms" in row}
+        remember(device, order=sorted(timed, key=lambda name: timed[name]))
     facts = environment(device)
     return {"task": asdict(task), "environment": facts, "dense_ms": dense_ms, "backends": found}
 
@@ -200,7 +204,15 @@ def primitives(call: Call, config: Config, backend: Backend) -> tuple[dict[str, 
         "gather_rows": lambda: backend.gather_rows(call.k, grouping.kv.order),
         "cell_mass": lambda: backend.cell_mass(anchors, call.k, grouping.kv, call.scale),
         "slot_means": lambda: backend.slot_means(
-            anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale
+            anchors,
+            call.k,
+            call.v,
+            grouping.kv,
+            slots.index,
+            slots.log_mass,
+            call.scale,
+            slots.near,
+            slots.single,
         ),
         "group_covariance": lambda: backend.group_covariance(coordinates, call.v, grouping.kv),
         "attend": lambda: backend.attend(call.q, call.k, call.v, route, call.scale),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..errors import InputError
+from ..errors import BackendError, InputError
 from .app import PlainGroup, app, command, console, figures, readable_errors, writable
 from .options import CONCENTRATIONS, RECONSTRUCTIONS
 
@@ -146,32 +147,86 @@ def synthetic(
     )
 
 
-@command(bench, epilog="Example:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json")
+@command(
+    bench,
+    epilog="Examples:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json    "
+    "residua bench gpu --static --gpu h100 --model wan2.2",
+)
 def gpu(
-    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 75600,
-    heads: Heads = 24,
-    head_dim: HeadDim = 128,
+    tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of the call.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option(min=8, help="Channels of a head.")] = None,
     density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
     dtype: Dtype = "bf16",
     repeats: Repeats = 10,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+    static: Annotated[
+        bool, typer.Option("--static", help="Estimate from counts and machine code; needs no GPU.")
+    ] = False,
+    gpu_name: Annotated[
+        str, typer.Option("--gpu", help="With --static: h100, a100, 4090, 5090, b200, ...")
+    ] = "h100",
+    model: Annotated[
+        str | None, typer.Option(help="With --static: the call of a model, such as wan2.2.")
+    ] = None,
+    json_path: Annotated[
+        str | None, typer.Option("--json", help="Also write the figures here; - prints them alone.")
+    ] = None,
     force: Force = False,
 ) -> None:
-    """Measure every backend on an NVIDIA GPU against the dense kernels there; send us the JSON."""
+    """Measure every backend on an NVIDIA GPU against the dense kernels there (send us the JSON), or estimate
+    a call without one."""
     with readable_errors():
-        from ..bench import gpu as measuring
         from ..bench.attention import write_json
 
-        if json_path is not None:
-            writable(json_path, force)
-        device = measuring.require_gpu()
-        task = measuring.GpuTask(tokens, heads, head_dim, dtype, density, repeats=repeats)
-        with console.status("measuring ...") as status:
-            report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
-        for table in measuring.tables(report):
+        target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
+        if static:
+            report = _estimate(tokens, heads, head_dim, density, gpu_name, model, quiet=json_path == "-")
+        else:
+            report = _measure_gpu(tokens, heads, head_dim, density, dtype, repeats, quiet=json_path == "-")
+        if json_path == "-":
+            typer.echo(json.dumps(report, indent=2))
+        elif target is not None:
+            write_json(target, report)
+
+
+def _estimate(
+    tokens: int | None, heads: int | None, head_dim: int | None, density: float, gpu_name: str,
+    model: str | None, quiet: bool,
+) -> dict:  # fmt: skip
+    from ..bench.static import model as modelling
+    from ..bench.static import report
+    from ..bench.static.gpus import find_gpu
+    from ..bench.static.task import make_task
+    from ..execution.triton.gate import missing
+
+    reason = missing()
+    if reason:
+        raise BackendError(f"a static estimate compiles kernels: {reason}")
+    task, machine = make_task(tokens, heads, head_dim, density, model), find_gpu(gpu_name)
+    with console.status("tracing, routing and compiling ..."):
+        found = modelling.estimate(task, machine)
+        flash = report.yardstick(machine, task.head_dim) if task.head_dim in (64, 128) else None
+    if not quiet:
+        for table in report.tables(found, flash):
             console.print(table)
-        if json_path is not None:
-            write_json(json_path, report)
+        for line in report.lines(found, flash):
+            console.print(line, markup=False, highlight=False)
+    return report.to_dict(found, flash)
+
+
+def _measure_gpu(
+    tokens: int | None, heads: int | None, head_dim: int | None, density: float, dtype: str, repeats: int,
+    quiet: bool,
+) -> dict:  # fmt: skip
+    from ..bench import gpu as measuring
+
+    device = measuring.require_gpu()
+    task = measuring.GpuTask(tokens or 75600, heads or 24, head_dim or 128, dtype, density, repeats=repeats)
+    with console.status("measuring ...") as status:
+        report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
+    for table in () if quiet else measuring.tables(report):
+        console.print(table)
+    return report
 
 
 def _numbers(text: str, kind: type, name: str) -> list:

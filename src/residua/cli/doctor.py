@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from .app import command, console, readable_errors
@@ -21,12 +22,19 @@ def doctor(
             "--compile-kernels", help="Compile every GPU kernel for every architecture, no GPU needed."
         ),
     ] = False,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Run every kernel of every GPU backend against plain torch.")
+    ] = False,
     page: Annotated[Path | None, typer.Option(help="With --compile-kernels: write the table here.")] = None,
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
     if compile_kernels:
         with readable_errors():
             _compile_kernels(page)
+        return
+    if self_test:
+        with readable_errors():
+            _self_test(as_json)
         return
     from .. import doctor as doctoring
 
@@ -37,8 +45,32 @@ def doctor(
     _print_report(facts)
 
 
+def _self_test(as_json: bool) -> None:
+    from .. import doctor as doctoring
+
+    with console.status("testing the GPU kernels ..."):
+        rows = doctoring.self_test()
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            table = Table("kernel", "dtype", "shape", "error", "allowed", "verdict", title=row["backend"])
+            for check in row["checks"]:
+                said = (
+                    "[green]passed[/green]"
+                    if check["passed"]
+                    else f"[red]FAILED[/red] {escape(check['problem'])}"
+                )
+                figures = (f"{check['error']:.2g}", f"{check['limit']:.2g}")
+                table.add_row(check["kernel"], check["dtype"], check["shape"], *figures, said)
+            console.print(table)
+            console.print(row["verdict"], markup=False)
+    if any(row["reason"] for row in rows):
+        raise typer.Exit(1)
+
+
 def _compile_kernels(page: Path | None) -> None:
-    from ..execution import compile_gate as gate
+    from ..execution.triton import gate
 
     with console.status("compiling the GPU kernels ..."):
         rows = gate.run_gate()
@@ -64,6 +96,6 @@ def _print_report(facts: dict[str, Any]) -> None:
     table = Table("backend", "state", "what it is", title="Backends, best first")
     for state in facts["backends"]:
         missing = state["reason"]
-        mark = "[green]available[/green]" if missing is None else f"[yellow]no:[/yellow] {missing}"
-        table.add_row(state["name"], mark, state["summary"])
+        mark = "[green]available[/green]" if missing is None else f"[yellow]no:[/yellow] {escape(missing)}"
+        table.add_row(state["name"], mark, escape(state["summary"]))
     console.print(table)

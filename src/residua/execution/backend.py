@@ -6,6 +6,7 @@ device, without an [N, N] or an all-heads [N, C] matrix; a backend overrides wha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..errors import BackendError
 from ..registry import Registry
+from ..subspace import leading_basis, leading_factor
 from ..types import Call, Partition, ResidualFit, Route, SummaryKeys
 from . import plain
 
@@ -47,6 +49,8 @@ class Backend:
     devices: ClassVar[tuple[str, ...] | None] = None  # torch device types; None = any
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     head_dims: ClassVar[tuple[int, int]] = (1, 1 << 30)  # inclusive, for D and Dv
+
+    gpu_by_itself: ClassVar[bool] = True  # whether `auto` may choose it for tensors on a GPU
 
     def unavailable(self) -> str | None:
         """Why this backend cannot run on this machine at all, or None."""
@@ -88,6 +92,20 @@ class Backend:
         """
         return plain.kmeans_step(x, centres, valid)
 
+    def lloyd(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`steps` Lloyd steps, at least one; what is not finite counts as 0. Arguments and results are those
+        of `kmeans_step`."""
+        x, centres = self.only_finite(x), self.only_finite(centres)
+        for _ in range(steps):
+            labels, centres, sizes = self.kmeans_step(x, centres, valid)
+        return labels, centres, sizes
+
+    def lloyd_labels(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> Tensor:
+        """The labels that `lloyd` ends with.  # [G, N] int64"""
+        return self.lloyd(x, centres, steps, valid)[0]
+
     def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
         """Rows of x [B, H, N, D] in the order [B, H, M] of token indices -> contiguous [B, H, M, D]."""
         return plain.gather_rows(x, order)
@@ -123,14 +141,16 @@ class Backend:
 
     def slot_means(
         self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
-        scale: float,
+        scale: float, near: Tensor | None = None, single: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Softmax-weighted mean key and value of the K/V groups that share a slot, at every anchor.
 
         Key j of a group in slot t weighs exp(scale * anchor . k_j - log_mass[t]) there, where `log_mass` is
-        the log-sum-exp over all keys of the slot.
+        the log-sum-exp over all keys of the slot. Where `near` is given, a slot below `single` holds one
+        group of an anchor, and a group b in any other is in slot `single + near[b]`.
 
-        anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none), log_mass [B, H, Cq, T] fp32
+        anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none), log_mass [B, H, Cq, T] fp32,
+        near [B, Hkv, Ck] int64 below T - single
         -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
         """
         return plain.slot_means(anchors, k, v, kv, slots, log_mass, scale)
@@ -190,6 +210,15 @@ class Backend:
         """
         return plain.eigh(matrix)
 
+    def leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
+        """Orthonormal columns that span about the `rank` leading eigenvectors of matrix [..., n, n]."""
+        return leading_basis(matrix.double(), rank)
+
+    def leading_factor(self, metric: Tensor, rank: int) -> Tensor:
+        """F with F F^T = the metric [..., D, D] in its leading space, over its mean eigenvalue there; any
+        rotation of its columns will do.  # [..., D, rank] fp32"""
+        return leading_factor(metric, rank)
+
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         """x @ y in fp32 for small matrices. In a backend that is deterministic across batches a product does
         not depend on the others beside it, which `torch.matmul` does not promise.
@@ -245,6 +274,21 @@ class Backend:
         """
         return plain.spend(log_share, query_sizes, kv_sizes, budget)
 
+    def spend_each(
+        self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
+    ) -> Tensor:
+        """`spend` for several budgets [B, H] over the same cells.  # [n, B, H, Cq, Ck] bool"""
+        return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
+
+    def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
+        """NaN in every row of the channels that are `lost`, maybe in place.
+
+        out [B, H, N, Dv], lost [B, H, 1, Dv] bool -> as out
+        """
+        if out.device.type == "cpu" and not lost.any():  # a GPU must not wait for the answer
+            return out
+        return torch.where(lost, torch.nan, out)
+
     def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
         """Visits the groups in turn and takes from each the row nearest to the group's mean that is not taken
         yet (ties: the lower index; NaN last). Rows of no group fill up what is left.
@@ -262,6 +306,17 @@ def backends() -> dict[str, Backend]:
     return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].priority))
 
 
+def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
+    """What `auto` tries, in order: as `residua bench gpu` measured it on this GPU, otherwise by priority."""
+    candidates = [backend for backend in known.values() if backend.priority >= 0]
+    if device.type != "cuda":
+        return candidates
+    from .gpu_cache import recall
+
+    order = recall(device).get("order", []) if torch.cuda.is_available() else []
+    return sorted(candidates, key=lambda b: order.index(b.name) if b.name in order else len(order))
+
+
 def choose_backend(name: str, demand: Demand) -> Backend:
     """The backend of that name, or for "auto" the best one that takes the call."""
     known = backends()
@@ -277,10 +332,13 @@ def choose_backend(name: str, demand: Demand) -> Backend:
             )
         return known[name]
     refusals = []
-    for candidate in known.values():
-        if candidate.priority < 0:
-            continue
+    for candidate in _by_rank(known, demand.device):
         reasons = candidate.reasons(demand)
+        if demand.device.type == "cuda" and not candidate.gpu_by_itself:
+            reasons = [
+                *reasons,
+                f"slower on a GPU than dense attention; backend={candidate.name!r} asks for it",
+            ]
         if not reasons:
             return candidate
         refusals.append(f"{candidate.name}: {'; '.join(reasons)}")

@@ -49,15 +49,17 @@ def check_partition(partition: Partition, batch: int, heads: int, tokens: int, n
 def check_route(route: Route, call: Call) -> None:
     """Raises RouteError if the route contradicts itself or the call's shapes."""
     batch, heads, queries, _ = call.q.shape
+    for name, partition in (("query", route.query), ("kv", route.kv)):
+        for part in ("labels", "order", "offsets"):
+            device = getattr(partition, part).device
+            if device != call.q.device:
+                raise RouteError(
+                    f"route.{name}.{part} is on {device} and q on {call.q.device}: wanted one device"
+                )
     check_partition(route.query, batch, heads, queries, "route.query")
     check_partition(route.kv, batch, call.k.shape[1], call.k.shape[2], "route.kv")
     wanted = [batch, heads, route.query.groups, route.kv.groups]
     _check_tensor(route.cells, wanted, call, "route.cells", torch.bool)
-    for name, tensor in (("query", route.query.order), ("kv", route.kv.order)):
-        if tensor.device != call.q.device:
-            raise RouteError(
-                f"route.{name} is on {tensor.device} and q on {call.q.device}: wanted one device"
-            )
 
 
 def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None:

@@ -8,10 +8,14 @@ expansion keeps the token lists on it, a few heads at a time.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -42,11 +46,25 @@ def missing_flashinfer() -> str | None:
         return f"FlashInfer {found}: wanted 0.7 or newer"
     if not torch.cuda.is_available():
         return "no CUDA device"
+    if not _can_build():
+        return (
+            "FlashInfer compiles its kernels on first use and finds no nvcc: install the CUDA toolkit (or "
+            "set CUDA_HOME), or pip install flashinfer-jit-cache"
+        )
     try:
         import flashinfer  # noqa: F401  # only now: it takes seconds
     except ImportError as error:
         return f"FlashInfer {found} cannot be imported: {error}"
     return missing_triton()
+
+
+def _can_build() -> bool:
+    """Whether FlashInfer has its kernels, or a compiler to build them."""
+    if find_spec("flashinfer_jit_cache") is not None:
+        return True
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    found = [Path(home, "bin", "nvcc") for home in (*homes, "/usr/local/cuda") if home]
+    return shutil.which("nvcc") is not None or any(path.exists() for path in found)
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ class Batch:
 class FlashInferBackend(TritonBackend):
     name: ClassVar[str] = "flashinfer"
     about: ClassVar[str] = "FlashInfer's paged attention with pages of one token; sm_80 to sm_90"
-    priority: ClassVar[int] = 50
+    priority: ClassVar[int] = 30  # below Triton, until `residua bench gpu` has measured it to be faster here
     deterministic: ClassVar[bool] = False  # FlashInfer promises nothing
     devices: ClassVar[tuple[str, ...] | None] = ("cuda",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16, torch.float16)
@@ -106,7 +124,7 @@ class FlashInferBackend(TritonBackend):
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, dim = q.shape
         query = self.gather_rows(q, route.query.order).view(batch * heads, rows, dim)
-        keys, values = (self.gather_rows(t, route.kv.order) for t in (k, v))
+        keys, values = (self.group_major(t, route.kv.order) for t in (k, v))
         out = torch.zeros_like(query)
         lse = torch.full((batch * heads, rows, 1), -torch.inf, device=q.device)
         for part in batches(route, dim):

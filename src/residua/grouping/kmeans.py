@@ -34,13 +34,22 @@ def kmeans(
 
     `start` [G, C, R] continues from given centres, otherwise rows spread over the sequence are taken.
     `valid` [G, N] leaves rows out."""
-    x = backend.only_finite(x)
-    centres = first_centres(x, groups, valid) if start is None else backend.only_finite(start)
-    labels, sizes = None, None
-    for _ in range(max(1, steps)):
-        labels, centres, sizes = backend.kmeans_step(x, centres, valid)
-    assert labels is not None and sizes is not None
-    return Clusters(labels, centres, sizes)
+    centres = first_centres(x, groups, valid) if start is None else start
+    return Clusters(*backend.lloyd(x, centres, max(1, steps), valid))
+
+
+def kmeans_labels(
+    x: Tensor,
+    groups: int,
+    steps: int,
+    *,
+    start: Tensor | None = None,
+    valid: Tensor | None = None,
+    backend: Backend,
+) -> Tensor:
+    """The labels of `kmeans`, for those who want nothing else.  # [G, N] int64"""
+    centres = first_centres(x, groups, valid) if start is None else start
+    return backend.lloyd_labels(x, centres, max(1, steps), valid)
 
 
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:

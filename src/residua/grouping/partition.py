@@ -16,7 +16,7 @@ from ..execution.backend import Backend
 from ..registry import Registry
 from ..sizing import Sizes
 from ..types import Call, Grouping, Partition, Rows
-from .kmeans import first_rows, kmeans
+from .kmeans import first_rows, kmeans_labels
 from .response import key_metric, metric_factor, query_metric
 
 
@@ -76,7 +76,12 @@ class ResponseCoupled(KeyResponse):
 
 
 def group_tokens(
-    call: Call, config: Config, sizes: Sizes, start: tuple[Tensor, Tensor] | None, backend: Backend
+    call: Call,
+    config: Config,
+    sizes: Sizes,
+    start: tuple[Tensor, Tensor] | None,
+    backend: Backend,
+    keep_coordinates: bool = True,
 ) -> Grouping:
     """Groups keys, then queries. `start` holds the centroids (queries, keys) of the step before, in the
     original space: the coordinates rotate from step to step, so they are projected anew."""
@@ -101,7 +106,9 @@ def group_tokens(
     query = backend.sort_groups(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
     means = backend.group_means(call.q, query)  # [B, H, Cq, D]
     query_centroids = _keep_empty(means, query, rows, query_start, sizes.query_groups, None)
-    return Grouping(query, kv, query_centroids, kv_centroids, coordinates, pinned_groups)
+    # as large as q, and only some probes are placed by them
+    kept = coordinates if keep_coordinates else coordinates.new_empty(0)
+    return Grouping(query, kv, query_centroids, kv_centroids, kept, pinned_groups)
 
 
 def _cluster(
@@ -124,8 +131,9 @@ def _cluster(
     if valid is not None:
         valid = valid[:, None].expand(batch, heads, -1).flatten(0, 1)
     centres = None if start is None else to_coordinates(start.to(x.dtype)).flatten(0, 1)
-    clusters = kmeans(coordinates.flatten(0, 1), groups, steps, start=centres, valid=valid, backend=backend)
-    return coordinates, clusters.labels.unflatten(0, (batch, heads))
+    flat = coordinates.flatten(0, 1)
+    labels = kmeans_labels(flat, groups, steps, start=centres, valid=valid, backend=backend)
+    return coordinates, labels.unflatten(0, (batch, heads))
 
 
 def _kv_partition(call: Call, labels: Tensor, groups: int, backend: Backend) -> tuple[Partition, int]:

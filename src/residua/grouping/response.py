@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..execution.backend import Backend
 from ..golden import spread_indices
-from ..subspace import leading_factor
 
 
 def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
@@ -42,7 +41,7 @@ def metric_factor(metric: Tensor, rank: int, backend: Backend) -> Tensor:
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """
     if metric.device.type != "cpu":
-        return leading_factor(metric, rank)  # an eigensolver would make the GPU wait
+        return backend.leading_factor(metric, rank)  # an eigensolver would make the GPU wait
     values, vectors = backend.eigh(metric.double())  # ascending
     values, vectors = values[..., -rank:].flip(-1).clamp(min=0), vectors[..., -rank:].flip(-1)
     weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)

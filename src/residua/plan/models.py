@@ -6,7 +6,7 @@ Sources: the layer structure is that of diffusers' transformers; sizes are those
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -218,4 +218,90 @@ MINI = Architecture(
     frames=32,
 )
 
-MODELS = {model.name: model for model in (HUNYUAN, WAN, COSMOS25, COSMOS3, MINI)}
+WAN_T2V = replace(WAN, name="wan2.2-t2v-a14b", in_channels=16, reference=None)
+WAN_TI2V = replace(
+    WAN, name="wan2.2-ti2v-5b", layers=30, heads=24, kv_heads=24, width=3072, mlp=14336, text_width=3072,
+    in_channels=48, out_channels=48, pixel_compression=16, transformers=1, steps=50, size=(1280, 704),
+    frames=121,
+    reference=None,
+)  # fmt: skip
+WAN21 = replace(WAN_T2V, name="wan2.1-t2v-14b", transformers=1, steps=50)
+WAN21_I2V = replace(WAN, name="wan2.1-i2v-14b", transformers=1, steps=50, reference=None)
+WAN21_SMALL = replace(
+    WAN21, name="wan2.1-t2v-1.3b", layers=30, heads=12, kv_heads=12, width=1536, mlp=8960, text_width=1536,
+    size=(832, 480),
+)  # fmt: skip
+HUNYUAN15 = replace(
+    HUNYUAN, name="hunyuanvideo-1.5", layers=54, heads=16, kv_heads=16, width=2048, mlp=4 * 2048,
+    text_tokens=1000,
+    text_width=2048, in_channels=65, out_channels=32, patch=(1, 1, 1), pixel_compression=16, passes=2,
+    frames=121,
+    reference=None, notes=("about 1,000 text and image tokens are assumed",),
+)  # fmt: skip
+COSMOS25_SMALL = replace(
+    COSMOS25, name="cosmos-predict2.5-2b", layers=28, heads=16, kv_heads=16, width=2048, mlp=4 * 2048,
+    reference=None,
+)  # fmt: skip
+COGVIDEOX = replace(
+    HUNYUAN, name="cogvideox-5b", layers=42, heads=48, kv_heads=48, head_dim=64, width=3072, mlp=4 * 3072,
+    text_tokens=226, passes=2, size=(720, 480), frames=49, dense_steps=0.20, reference=None,
+)  # fmt: skip
+COGVIDEOX15 = replace(
+    COGVIDEOX, name="cogvideox1.5-5b", patch=(2, 2, 2), size=(1360, 768), frames=81
+)  # fmt: skip
+MOCHI = replace(
+    HUNYUAN, name="mochi-1", layers=48, heads=24, kv_heads=24, width=3072, mlp=8192, mlp_matrices=3,
+    in_channels=12, out_channels=12, frame_compression=6, passes=2, steps=64, size=(848, 480), frames=163,
+    dense_steps=0.20, reference=None,
+)  # fmt: skip
+LTX = replace(
+    WAN21, name="ltx-video", layers=28, heads=32, kv_heads=32, head_dim=64, width=2048, mlp=8192,
+    text_tokens=128,
+    text_width=2048, in_channels=128, out_channels=128, patch=(1, 1, 1), frame_compression=8,
+    pixel_compression=32, size=(1216, 704), frames=121,
+)  # fmt: skip
+
+MODELS = {
+    model.name: model
+    for model in (
+        HUNYUAN, HUNYUAN15, WAN, WAN_T2V, WAN_TI2V, WAN21, WAN21_I2V, WAN21_SMALL, COSMOS25, COSMOS25_SMALL,
+        COSMOS3, COGVIDEOX, COGVIDEOX15, MOCHI, LTX, MINI,
+    )
+}  # fmt: skip
+
+# other names that people use, and ids on the hub, in lower case
+ALIASES = {
+    "wan2.2": "wan2.2-i2v-a14b",
+    "wan": "wan2.2-i2v-a14b",
+    "wan-ai/wan2.2-i2v-a14b-diffusers": "wan2.2-i2v-a14b",
+    "wan-ai/wan2.2-t2v-a14b-diffusers": "wan2.2-t2v-a14b",
+    "wan-ai/wan2.2-ti2v-5b-diffusers": "wan2.2-ti2v-5b",
+    "wan2.2-5b": "wan2.2-ti2v-5b",
+    "wan2.1": "wan2.1-t2v-14b",
+    "wan-ai/wan2.1-t2v-14b-diffusers": "wan2.1-t2v-14b",
+    "wan-ai/wan2.1-i2v-14b-720p-diffusers": "wan2.1-i2v-14b",
+    "wan-ai/wan2.1-i2v-14b-480p-diffusers": "wan2.1-i2v-14b",
+    "wan-ai/wan2.1-t2v-1.3b-diffusers": "wan2.1-t2v-1.3b",
+    "hunyuan": "hunyuanvideo",
+    "hunyuanvideo-community/hunyuanvideo": "hunyuanvideo",
+    "tencent/hunyuanvideo": "hunyuanvideo",
+    "hunyuanvideo1.5": "hunyuanvideo-1.5",
+    "hunyuanvideo-community/hunyuanvideo-1.5-diffusers-720p_t2v": "hunyuanvideo-1.5",
+    "cosmos": "cosmos-predict2.5-14b",
+    "cosmos-predict2.5": "cosmos-predict2.5-14b",
+    "nvidia/cosmos-predict2.5-14b": "cosmos-predict2.5-14b",
+    "nvidia/cosmos-predict2.5-2b": "cosmos-predict2.5-2b",
+    "cosmos3": "cosmos3-nano-16b",
+    "cosmos3-nano": "cosmos3-nano-16b",
+    "nvidia/cosmos3-nano": "cosmos3-nano-16b",
+    "cogvideox": "cogvideox-5b",
+    "thudm/cogvideox-5b": "cogvideox-5b",
+    "zai-org/cogvideox-5b": "cogvideox-5b",
+    "cogvideox1.5": "cogvideox1.5-5b",
+    "thudm/cogvideox1.5-5b": "cogvideox1.5-5b",
+    "zai-org/cogvideox1.5-5b": "cogvideox1.5-5b",
+    "mochi": "mochi-1",
+    "genmo/mochi-1-preview": "mochi-1",
+    "ltx": "ltx-video",
+    "lightricks/ltx-video": "ltx-video",
+}

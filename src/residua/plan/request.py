@@ -11,7 +11,7 @@ from ..config import Config
 from ..errors import InputError
 from . import cost
 from .local import read_architecture
-from .models import MODELS, Architecture
+from .models import ALIASES, MODELS, Architecture
 from .plan import Plan
 from .speeds import MACHINES, Machine
 
@@ -31,7 +31,7 @@ def make_plan(
 
     >>> make_plan("wan2.2-i2v-a14b", "1280x720", frames=81, steps=50, density=0.22, gpu="h100").speedup
     """
-    architecture = _find_model(model)
+    architecture = find_model(model)
     machine = _find_machine(gpu)
     config = Config.paper(density=architecture.density if density is None else density)
     pixels = architecture.size if size is None else _parse_size(size)
@@ -98,10 +98,12 @@ def _notes(
     return notes
 
 
-def _find_model(model: str) -> Architecture:
+def find_model(model: str) -> Architecture:
+    """A model by its name, a common short name, its id on the hub, or the path of its config."""
     if not isinstance(model, str) or not model.strip():
         raise InputError(f"model={model!r}: wanted one of {', '.join(MODELS)}, or the path of a config.json")
-    known = MODELS.get(model.strip().lower())
+    key = model.strip().lower()
+    known = MODELS.get(ALIASES.get(key, key))
     if known is not None:
         return known
     looks_like_path = model.endswith(".json") or "/" in model or "\\" in model or model in (".", "..")

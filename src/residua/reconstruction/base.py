@@ -7,9 +7,10 @@ the kernel's output. A new one is a class with `@RECONSTRUCTIONS.register`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -34,7 +35,7 @@ class GroupedCall:
     allowed: Tensor  # [B, H] fp64, the density that each head may spend
     backend: Backend
 
-    @property
+    @cached_property
     def keys(self) -> Tensor:
         """Keys that are not padding.  # [B, 1] fp64"""
         return valid_keys(self.call)[:, None].double()
@@ -77,7 +78,9 @@ class Verdict:
     probes: Probes | None = None
     choice: Tensor | None = None  # [B, H] int64 of `Choice`; None if heads have no choice
     error: Tensor | None = None  # [B, H] fp32, estimated before the kernel runs
-    costs: Mapping[str, Tensor] = field(default_factory=dict)  # [B, H] each: work of judging, in pairs
+    costs: Callable[[], Mapping[str, Tensor]] = (
+        dict  # [B, H] each: work of judging, in pairs; counted if asked
+    )
 
 
 class Reconstruction:
@@ -135,6 +138,10 @@ class Reconstruction:
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         """The dtype in which the kernel hands over its output."""
         return grouped.call.q.dtype
+
+    def places_probes_by_coordinates(self, config: Config) -> bool:
+        """Whether the probe rows are those in the middle of their groups."""
+        return (config.probe_policy or self.probe_policy) == "stratified"
 
     def policy(self, config: Config) -> str:
         """How probe rows are placed: as the config says, or in this reconstruction's own way."""

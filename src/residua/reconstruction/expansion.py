@@ -17,8 +17,9 @@ def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Bac
     """One extra key per slot that is exact at the anchor, to first order around it."""
     anchors = grouping.anchors
     keys, values = backend.slot_means(
-        anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale
-    )
+        anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale,
+        slots.near, slots.single,
+    )  # fmt: skip
     weight = slots.log_mass - call.scale * backend.matmul(anchors[..., None, :], keys.mT)[..., 0, :]
     return SummaryKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
 

@@ -40,11 +40,14 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
     probes = Probes(index, weights, exact)
     candidates = _candidates(grouped, rows, group, route.cells, summary, sparse, lse)
     choice, error = choose(grouped, probes, candidates, bare)
-    sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
-    # the exact pass holds the scores already; only the values are summed a second time
-    share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
-    pairs = share * (kept * sizes).sum((-2, -1)).double()
-    return Verdict(route, summary, probes, choice, error, {"judging": pairs})
+
+    def costs() -> dict[str, Tensor]:
+        sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
+        # the exact pass holds the scores already; only the values are summed a second time
+        share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
+        return {"judging": share * (kept * sizes).sum((-2, -1)).double()}
+
+    return Verdict(route, summary, probes, choice, error, costs)
 
 
 def choose(
@@ -61,7 +64,8 @@ def choose(
     Returns:
         Choice [B, H] int64 and error [B, H] fp32.
     """
-    errors = {choice: weighted_error(out - probes.exact, probes) for choice, out in candidates.items()}
+    missed = torch.stack(list(candidates.values())) - probes.exact  # [candidates, B, H, M, Dv]
+    errors = dict(zip(candidates, weighted_error(missed, probes), strict=True))
     first, *simpler = errors
     best, error = torch.full_like(bare, int(first), dtype=torch.long), errors[first]
     for choice in simpler:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from ..grouping.kmeans import kmeans
+from ..grouping.kmeans import kmeans_labels
 from ..types import Grouping, Route
 
 NEIGHBOUR_STEPS = 8  # of k-means over the K/V centroids
@@ -22,6 +22,8 @@ class Slots:
     index: Tensor  # [B, H, Cq, Ck] int32
     log_mass: Tensor  # [B, H, Cq, T] fp32, of all keys in the slot at the anchor; -inf where it is empty
     share: Tensor  # [B, H, Cq, Ck] fp32, of the skipped mass of query group a; 0 where b is not skipped
+    near: Tensor  # [B, Hkv, Ck] int64: a group that has no slot of its own is in slot `single + near`
+    single: int  # slots below hold one K/V group each
 
 
 def assign_slots(
@@ -42,8 +44,8 @@ def assign_slots(
     occupied = grouping.kv.sizes.repeat_interleave(shares, dim=1)[..., None, :] > 0
     skipped = ~route.cells & occupied & (grouping.query.sizes[..., None] > 0) & wanted[..., None, None]
     mass = torch.where(skipped, log_mass, -torch.inf)
-    near = neighbours(grouping, merged, backend).repeat_interleave(shares, dim=1)  # [B, H, Ck]
-    index = (near + single)[..., None, :].expand_as(mass)
+    near = neighbours(grouping, merged, backend)  # [B, Hkv, Ck]
+    index = (near.repeat_interleave(shares, dim=1) + single)[..., None, :].expand_as(mass)
     heaviest = mass.topk(min(single, mass.shape[-1]), dim=-1).indices  # [B, H, Cq, single]
     index = index.scatter(
         -1, heaviest, torch.arange(heaviest.shape[-1], device=mass.device).expand_as(heaviest)
@@ -59,7 +61,7 @@ def assign_slots(
     everything = slot_mass.logsumexp(-1, keepdim=True)
     share = torch.where(skipped, (mass - everything).exp(), 0.0)
     index = torch.where(skipped, index, -1).to(torch.int32)
-    return Slots(index, slot_mass, share)
+    return Slots(index, slot_mass, share, near, single)
 
 
 def neighbours(grouping: Grouping, count: int, backend: Backend) -> Tensor:
@@ -68,5 +70,5 @@ def neighbours(grouping: Grouping, count: int, backend: Backend) -> Tensor:
     batch, heads, groups, _ = centroids.shape
     if not count:  # every group has a slot of its own
         return torch.zeros(batch, heads, groups, dtype=torch.long, device=centroids.device)
-    found = kmeans(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=backend)
-    return found.labels.unflatten(0, (batch, heads))
+    labels = kmeans_labels(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=backend)
+    return labels.unflatten(0, (batch, heads))

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..routing import cell_scores, keep_all, keep_best, pair_budget
+from ..execution.backend import Backend
+from ..routing import cell_scores, keep_all, keep_best_each, pair_budget
 from ..types import Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import Choice, GroupedCall, Reconstruction, Routing, Verdict
 from .dtypes import narrow, wide_enough
@@ -61,10 +62,9 @@ class Summarised(Reconstruction):
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
         budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
         scope = grouped.config.budget_scope
-        routes = [
-            keep_best(call, grouping, log_mass, pairs, scope, backend) for pairs in (budget, bare_budget)
-        ]
-        missed = [_missed(found, grouping, log_mass) for found in routes]
+        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend)
+        share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
+        missed = [_missed(found, grouping, share) for found in routes]
         bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
         cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)
         return Routing(replace(routes[0], cells=cells), log_mass, bare)
@@ -92,7 +92,7 @@ class Summarised(Reconstruction):
         out = narrow(out, grouped.call.q.dtype)
         if verdict.probes is None:
             return out, verdict.error
-        return verdict.probes.put(_poisoned(out, verdict.probes)), verdict.error
+        return verdict.probes.put(_poisoned(out, verdict.probes, grouped.backend)), verdict.error
 
     def costs(self, grouped: GroupedCall, routing: Routing) -> dict[str, Tensor]:
         costs = super().costs(grouped, routing)
@@ -123,22 +123,19 @@ def _dense_where(dense: Tensor, route: Route, grouped: GroupedCall) -> Route:
     return replace(route, cells=route.cells | (every & dense[..., None, None]))
 
 
-def _missed(route: Route, grouping: Grouping, log_mass: Tensor) -> Tensor:
-    """Mean share of a row's mass that is skipped, at the anchors.  # [B, H]"""
-    share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
+def _missed(route: Route, grouping: Grouping, share: Tensor) -> Tensor:
+    """Mean share of a row's mass that is skipped, at the anchors; share [B, H, Cq, Ck].  # [B, H]"""
     missed = torch.where(route.cells, 0.0, share).sum(-1)  # [B, H, Cq]
     sizes = grouping.query.sizes
     return (missed * sizes).sum(-1) / sizes.sum(-1).clamp(min=1)
 
 
-def _poisoned(out: Tensor, probes: Probes) -> Tensor:
+def _poisoned(out: Tensor, probes: Probes, backend: Backend) -> Tensor:
     """NaN in every row of a channel in which a probe has met NaN or Inf that its row here has not:
     something among the skipped values is not finite, and dense attention would pass it on."""
     missed, here = probes.residual(out)
     lost = (~torch.isfinite(missed) & torch.isfinite(here)).any(2, keepdim=True)  # [B, H, 1, Dv]
-    if out.device.type == "cpu" and not lost.any():  # a GPU must not wait for the answer
-        return out
-    return torch.where(lost, torch.nan, out)
+    return backend.spoil(out, lost)
 
 
 def _switched(summary: SummaryKeys, choice: Tensor) -> SummaryKeys:

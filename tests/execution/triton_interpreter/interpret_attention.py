@@ -15,11 +15,12 @@ from cases import (
     random_route,
 )
 
+from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
 from residua.execution.triton.drift import drift_rows
-from residua.execution.triton.plan import plan_attention
 from residua.execution.triton.rows import split_keys
+from residua.execution.triton.schedule import schedule_tiles
 from residua.execution.triton.shapes import FALLBACK_PROCESSORS
 from residua.types import MAX_BEND, Partition, Route, SummaryKeys
 
@@ -189,31 +190,59 @@ def test_large_logits_stay_finite_and_nan_reaches_only_the_rows_that_see_it():
     assert torch.equal(out[0, 0, ~sees], clean[0, 0, ~sees])
 
 
-def test_the_plan_lists_the_merged_runs():
-    kv = Partition.from_labels(
-        torch.arange(600).div(2, rounding_mode="floor")[None, None], 300
-    )  # 2 keys each
+def tile_tokens(schedule, head, group, tile_keys):
+    """The tokens of every tile of a query group, full tiles first."""
+    full, cut = schedule.counts[0, head, group].tolist()
+    table = schedule.key_tiles[0, head, group].tolist()
+    found = []
+    for number in range(full + cut):
+        first, word, other = table[number] if number < full else table[len(table) - 1 - (number - full)]
+        split, live = (word, tile_keys) if number < full else (word & 65535, word >> 16)
+        found.append([(first if i < split else other) + i for i in range(live)])
+    return found, full
+
+
+@pytest.mark.parametrize("sizes", ["pairs", "ragged"])
+def test_key_tiles_hold_every_kept_key_once(sizes):
+    labels = torch.arange(600) // 2 if sizes == "pairs" else (torch.arange(600) ** 2 // 1800)
+    groups = int(labels.max()) + 1
+    kv = Partition.from_labels(labels[None, None], groups)
     query = ragged(1, 2, 90, 4, loose=True)
-    cells = torch.rand(1, 2, 4, 300, generator=generator(3)) < 0.6
-    cells[0, 0, 1], cells[0, 0, 2] = True, torch.arange(300) % 2 == 0  # one run; as many runs as can be
-    plan = plan_attention(Route(query, kv, cells), 16, 8)
+    cells = torch.rand(1, 2, 4, groups, generator=generator(3)) < 0.6
+    cells[0, 0, 1], cells[0, 0, 2] = True, torch.arange(groups) % 2 == 0  # one run; as many runs as can be
+    cells[0, 1, 3] = False
+    schedule = schedule_tiles(Route(query, kv, cells), 16, 8)
     for h in range(2):
         for a in range(4):
-            kept = cells[0, h, a].repeat_interleave(2).int()
-            edges = torch.nn.functional.pad(kept, (1, 1)).diff()
-            starts, stops = (edges == 1).nonzero()[:, 0], (edges == -1).nonzero()[:, 0]
-            assert torch.equal(plan.runs[0, h, a, : len(starts), 0].long(), starts)
-            assert torch.equal(plan.runs[0, h, a, : len(stops), 1].long(), stops)
-            assert plan.key_tiles[0, h, a] == ((stops - starts + 7) // 8).sum()
-        covered = torch.zeros(90, dtype=torch.long)
-        for group, start, stop in zip(
-            plan.tile_group[0, h], plan.tile_start[0, h], plan.tile_stop[0, h], strict=True
-        ):
-            covered[start:stop] += 1
-            if start < stop and group < 4:
-                assert query.offsets[0, h, group] <= start
-                assert stop <= query.offsets[0, h, group + 1]
-        assert torch.equal(covered, torch.ones_like(covered))
+            kept = cells[0, h, a][labels].nonzero()[:, 0].tolist()
+            tiles, full = tile_tokens(schedule, h, a, 8)
+            assert sorted(token for tile in tiles for token in tile) == kept
+            assert all(len(tile) == 8 for tile in tiles[:full])
+            assert all(0 < len(tile) < 8 for tile in tiles[full:])
+            assert len(tiles) <= schedule.key_tiles.shape[3]
+    assert schedule.counts[0, 0, 1].tolist() == [75, 0]  # one run of 600 keys needs no mask
+
+
+def test_row_tiles_cover_every_row_once():
+    query = ragged(1, 2, 200, 5, loose=True)
+    kv = ragged(1, 2, 40, 3)
+    schedule = schedule_tiles(Route(query, kv, torch.ones(1, 2, 5, 3, dtype=torch.bool)), 16, 8)
+    for h in range(2):
+        sizes = [*query.sizes[0, h].tolist(), 200 - int(query.sizes[0, h].sum())]
+        tall = [n // 16 + (n % 16 > 8) for n in sizes]
+        low = [int(0 < n % 16 <= 8) for n in sizes]
+        assert schedule.tall_ends[0, h].tolist() == torch.tensor(tall).cumsum(0).tolist()
+        assert schedule.low_ends[0, h].tolist() == torch.tensor(low).cumsum(0).tolist()
+    assert schedule.tall_ends.max() <= schedule.row_tiles(200, low=False)
+    assert schedule.low_ends.max() <= schedule.row_tiles(200, low=True)
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0])
+def test_a_scale_that_is_not_positive(scale):
+    q, k, v = (random(1, 1, 70, 16, seed=s) for s in range(3))
+    route = random_route(ragged(1, 1, 70, 3), ragged(1, 1, 70, 5, seed=2), 0.5)
+    wanted, _ = attention_truth(q, k, v, dense_mask(route), scale)
+    assert_near(BACKEND.attend(q, k, v, route, scale)[0], wanted, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -231,6 +260,41 @@ def test_probe_rows(dtype, rows, keys, dim, masked):
     assert got.dtype == torch.float32
     assert_near(got, wanted, dtype)
     assert torch.equal(got, BACKEND.attend_rows(q, k, v, key_mask, dim**-0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("rows", "keys", "dim", "masked"), [(5, 1, 64, False), (19, 330, 96, True), (35, 150, 256, False)]
+)
+def test_rows_and_what_they_keep(dtype, rows, keys, dim, masked):
+    q = random(2, 2, rows, dim, dtype=dtype)
+    k, v = (random(2, keys, 1, dim, dtype=dtype, seed=s).transpose(1, 2) for s in (1, 2))
+    key_mask = torch.rand(2, keys, generator=generator(4)) < 0.7 if masked else None
+    kv = ragged(2, 1, keys, 6, seed=3)
+    if masked:
+        kv = Partition.from_labels(torch.where(key_mask[:, None], kv.labels, -1), 6)
+    kept = torch.rand(2, 2, rows, 6, generator=generator(5)) < 0.5
+    kept[:, :, 2] = False  # a row that keeps nothing
+    wanted = plain.split_rows(*(t.double() for t in (q, k, v)), kv, kept, key_mask, dim**-0.5)
+    got = BACKEND.split_rows(q, k, v, kv, kept, key_mask, dim**-0.5)
+    for one, truth in zip(got, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert_near(one, truth, dtype)
+    assert torch.equal(got[1][:, :, 2], torch.zeros_like(got[1][:, :, 2]))
+    again = BACKEND.split_rows(q, k, v, kv, kept, key_mask, dim**-0.5)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+def test_what_no_row_keeps_may_hold_anything():
+    q, k, v = random(1, 1, 6, 32), random(1, 1, 60, 32, seed=1), random(1, 1, 60, 32, seed=2)
+    kv = Partition.from_labels((torch.arange(60) // 20)[None, None], 3)
+    kept = torch.tensor([True, False, True]).expand(1, 1, 6, 3)
+    _, clean, lse = BACKEND.split_rows(q, k, v, kv, kept, None, 0.2)
+    k[:, :, 25], v[:, :, 30] = torch.nan, torch.inf
+    exact, part, lse_again = BACKEND.split_rows(q, k, v, kv, kept, None, 0.2)
+    assert torch.equal(part, clean)
+    assert torch.equal(lse, lse_again)
+    assert exact.isnan().all()
 
 
 def test_rows_without_keys_are_zero():
@@ -266,8 +330,28 @@ def test_repair(dtype, tokens, dim, rank):
     assert torch.equal(BACKEND.add_affine(strided, left, right, bias, dtype), got)
 
 
-def test_the_interpreter_must_be_asked_for_and_refuses_bfloat16():
+def test_the_interpreter_must_be_asked_for():
     assert BACKEND.priority < 0
     assert not BACKEND.reasons(Demand(torch.device("cpu"), torch.float16, 64, 64))
-    (reason,) = BACKEND.reasons(Demand(torch.device("cpu"), torch.bfloat16, 64, 64))
-    assert "interpreter" in reason
+
+
+@pytest.mark.parametrize("kind", ["plain", "summary", "drift"])
+def test_bfloat16_against_fp64(kind):
+    """The interpreter's own products of bf16 are wrong; execution/triton/interpreter.py corrects them."""
+    dim, groups = 32, 3
+    q = random(1, 2, 70, dim, dtype=torch.bfloat16)
+    k, v = (random(1, 1, 90, dim, dtype=torch.bfloat16, seed=s) for s in (1, 2))
+    route = random_route(ragged(1, 2, 70, groups, loose=True), ragged(1, 1, 90, 7), 0.4)
+    keys, values = (random(1, 2, groups, 19, dim, seed=s) for s in (3, 4))
+    drift = random_drift(1, 2, 1, groups, dim, 16) if kind == "drift" else None
+    summary = SummaryKeys(keys, values, random(1, 2, groups, 19, seed=5), drift)
+    scale = dim**-0.5
+    extra = None if kind == "plain" else summary
+    wanted, wanted_lse = attention_truth(q, k, v, dense_mask(route), scale, route, extra)
+    out, lse = BACKEND.attend(q, k, v, route, scale, extra, torch.float32)
+    torch.testing.assert_close(out.double(), wanted, atol=1.6e-2, rtol=1.6e-2)
+    seen = torch.isfinite(wanted_lse)
+    torch.testing.assert_close(lse[seen].double(), wanted_lse[seen], atol=1e-3, rtol=1e-3)
+    # plain torch in bf16 is worse, or not much better
+    rough = (out.to(torch.bfloat16).double() - wanted).abs().max()
+    assert (out.double() - wanted).abs().max() <= 2 * rough

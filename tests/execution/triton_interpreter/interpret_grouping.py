@@ -10,7 +10,8 @@ from residua.execution import plain
 from residua.execution.plain.grouping import RMS_FLOOR
 from residua.execution.triton import TritonBackend
 from residua.execution.triton.permute import scatter_rows
-from residua.execution.triton.segments import sort_labels
+from residua.execution.triton.sort import sort_labels
+from residua.subspace import leading_basis, leading_factor
 from residua.types import Partition
 
 BACKEND = TritonBackend()
@@ -78,6 +79,56 @@ def test_sorting_by_label_is_the_partition():
     assert torch.equal(offsets, partition.offsets[0])
 
 
+@pytest.mark.parametrize(("tokens", "groups"), [(2500, 37), (1024, 1), (1, 5)])
+def test_sorting_over_several_stretches(tokens, groups):
+    labels = torch.randint(-1, groups, (2, tokens), generator=generator(1))
+    wanted = Partition.from_labels(labels[None], groups)
+    order, offsets = sort_labels(labels, groups)
+    assert torch.equal(order, wanted.order[0])
+    assert torch.equal(offsets, wanted.offsets[0])
+    assert torch.equal(BACKEND.sort_groups(labels[None], groups).order, wanted.order)
+
+
+@pytest.mark.parametrize(("rows", "groups", "rank"), [(70, 5, 32), (130, 64, 128), (9, 3, 20)])
+def test_a_small_clustering_in_one_launch_is_that_of_single_steps(rows, groups, rank):
+    x, centres = random(2, rows, rank), random(2, groups, rank, seed=1)
+    x[0, 3] = torch.nan  # counts as 0
+    centres[:, -1] = 1e4  # nobody's nearest
+    labels, means, sizes = BACKEND.lloyd(x, centres, 3, None)
+    wanted_centres = centres
+    for _ in range(3):
+        wanted, wanted_centres, wanted_sizes = plain.kmeans_step(x.nan_to_num(nan=0.0), wanted_centres, None)
+    assert torch.equal(labels, wanted)
+    assert torch.equal(sizes, wanted_sizes)
+    assert_near(means, wanted_centres, torch.float32)
+
+
+@pytest.mark.parametrize(("dim", "rank"), [(48, 32), (20, 5)])
+def test_leading_space(dim, rank):
+    """As much of the energy as the fp64 iteration finds, and the same factor up to a rotation."""
+    x = random(1, 2, 300, dim) * torch.linspace(2, 0.05, dim)
+    metric = (x.mT @ x / 300).double()
+    basis, wanted = BACKEND.leading_basis(metric, rank), leading_basis(metric, rank)
+    eye = torch.eye(rank, dtype=basis.dtype)
+    torch.testing.assert_close(basis.mT @ basis, eye.expand(1, 2, -1, -1), atol=2e-5, rtol=0)
+    held, best = ((b.mT @ metric @ b).diagonal(dim1=-2, dim2=-1).sum(-1) for b in (basis, wanted))
+    torch.testing.assert_close(held, best, atol=0, rtol=1e-3)
+    factor, truth = BACKEND.leading_factor(metric, rank).double(), leading_factor(metric, rank).double()
+    torch.testing.assert_close(factor @ factor.mT, truth @ truth.mT, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("centred", [False, True])
+def test_second_moment(dtype, centred):
+    x = random(2, 2, 70, 96, dtype=dtype) + 1
+    counted = torch.rand(2, 2, 70, generator=generator(1)) < 0.8
+    x[0, 0, 5], x[0, 1, 6, 3] = torch.nan, torch.inf
+    for mask in (None, counted):
+        got = BACKEND.second_moment(x, mask, centred)
+        assert got.dtype == torch.float64
+        assert_near(got, plain.second_moment(x, mask, centred), torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_group_means(dtype):
     x = random(2, 3, 203, 96, dtype=dtype)
@@ -121,3 +172,18 @@ def test_empty_inputs_launch_nothing():
         3,
         8,
     )
+
+
+@pytest.mark.parametrize(("cq", "ck", "density"), [(5, 11, 0.3), (40, 70, 0.1), (3, 9, 0.0), (7, 300, 0.9)])
+def test_budgets_are_spent_as_the_plain_version_does(cq, ck, density):
+    share = random(2, 3, cq, ck).log_softmax(-1)
+    share[0, 1, 2, 3], share[1, 2] = torch.nan, -torch.inf
+    query_sizes = torch.randint(0, 40, (2, 3, cq), generator=generator(1))
+    kv_sizes = torch.randint(0, 30, (2, 3, ck), generator=generator(2))
+    kv_sizes[..., -1] = 500  # a cell that rarely fits
+    total = query_sizes.sum(-1) * kv_sizes.sum(-1)
+    budgets = torch.stack([(density * total).long(), (0.7 * density * total).long() - 5])
+    got = BACKEND.spend(share, query_sizes, kv_sizes, budgets)
+    assert got.dtype == torch.bool
+    for cells, budget in zip(got, budgets, strict=True):
+        assert torch.equal(cells, plain.spend(share, query_sizes, kv_sizes, budget))

@@ -199,7 +199,7 @@ class NativeBackend(Backend):
 
     def slot_means(
         self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
-        scale: float,
+        scale: float, near: Tensor | None = None, single: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         anchors, k, v, log_mass = _float(anchors), _rows(k), _rows(v), _float(log_mass)
         kv, slots = _contiguous(kv), slots.int().contiguous()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from ...types import Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
 
 MIN_CAPABILITY = (8, 0)
+_SESSION = threading.local()  # what one call of this thread shares between its stages
 
 
 def interpreting() -> bool:
@@ -46,6 +49,31 @@ def explained(library: str, way_out: str) -> Iterator[None]:
         raise BackendError(f"{library} failed: {str(error).strip()}. Use backend={way_out!r}") from error
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes the GPU that holds a call's tensors the current one: Triton launches on the current device and
+    its stream, wherever the tensors are."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.device(device)
+    return nullcontext()
+
+
+def entry(primitive: Callable[P, T]) -> Callable[P, T]:
+    """Wraps a primitive: on the device of its first tensor, with errors that name the way out."""
+
+    @wraps(primitive)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        tensor = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        device = tensor.device if tensor is not None else torch.device("cpu")
+        with device_guard(device), explained("Triton", "portable"):
+            return primitive(*args, **kwargs)
+
+    return wrapped
+
+
 @BACKENDS.register
 class TritonBackend(Backend):
     name: ClassVar[str] = "triton"
@@ -64,49 +92,75 @@ class TritonBackend(Backend):
         found = super().reasons(demand)
         if found:
             return found
-        if interpreting() and demand.dtype == torch.bfloat16:
-            found.append(
-                "dtype torch.bfloat16: Triton's interpreter multiplies it wrongly; use float16 or float32"
-            )
         if demand.device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(demand.device)
             if (major, minor) < MIN_CAPABILITY:
-                found.append(f"sm_{major}{minor}: takes sm_80 and newer")
+                return [f"sm_{major}{minor}: takes sm_80 and newer"]
+            from ..self_test import first_use
+
+            failed = first_use(self, demand.device)
+            if failed:
+                found.append(failed)
         return found
 
     # The kernels are imported when they are first used, so that `import residua` needs no Triton.
 
-    @explained("Triton", "portable")
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Inside, rows that are wanted in the same order again are gathered once."""
+        outer = getattr(_SESSION, "gathered", None)
+        _SESSION.gathered = {}
+        try:
+            yield
+        finally:
+            _SESSION.gathered = outer
+
+    def group_major(self, x: Tensor, order: Tensor) -> Tensor:
+        """Rows of x [B, Hkv, N, D] in that order, zeros behind column D up to the width of a tile."""
+        from .permute import gather_rows
+        from .shapes import padded
+
+        known = getattr(_SESSION, "gathered", None)
+        # x and order are held by the entry, so that no other tensor can take over their identity
+        key = (id(x), id(order))
+        if known is not None and key in known:
+            return known[key][0]
+        found = gather_rows(x, order, padded(x.shape[-1]))
+        if known is not None:
+            known[key] = (found, x, order)
+        return found
+
+    @entry
     def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
         from .projection import project
 
         return project(x, factor, normalise)
 
-    @explained("Triton", "portable")
+    @entry
     def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         from .kmeans import kmeans_step
 
         return kmeans_step(x, centres, valid)
 
-    @explained("Triton", "portable")
+    @entry
     def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
         from .permute import gather_rows
 
         return gather_rows(x, order)
 
-    @explained("Triton", "portable")
+    @entry
     def group_means(self, x: Tensor, partition: Partition) -> Tensor:
         from .segments import segment_means
 
         return segment_means(x, partition.order, partition.offsets)
 
-    @explained("Triton", "portable")
+    @entry
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
         from .mass import cell_mass
 
-        return cell_mass(anchors, k, kv, scale)
+        return cell_mass(anchors, self.group_major(k, kv.order), kv.offsets, scale)
 
-    @explained("Triton", "portable")
+    @entry
     def attend(
         self,
         q: Tensor,
@@ -119,24 +173,119 @@ class TritonBackend(Backend):
     ) -> tuple[Tensor, Tensor]:
         from .attend import attend
 
-        return attend(q, k, v, route, scale, summary, out_dtype)
+        keys, values = (self.group_major(x, route.kv.order) for x in (k, v))
+        if q.shape[2] >= k.shape[2] and getattr(_SESSION, "gathered", None):
+            _SESSION.gathered.clear()  # after all rows have attended, nobody wants the copies again
+        return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
 
-    @explained("Triton", "portable")
+    @entry
     def slot_means(
         self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
-        scale: float,
+        scale: float, near: Tensor | None = None, single: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        if near is None:
+            return super().slot_means(anchors, k, v, kv, slots, log_mass, scale)
         from .slots import slot_means
+        from .sort import sort_labels
 
-        return slot_means(anchors, k, v, kv, slots, log_mass, scale)
+        keys, values = (self.group_major(x, kv.order) for x in (k, v))
+        members, ends = (
+            x.unflatten(0, near.shape[:2])
+            for x in sort_labels(near.flatten(0, 1), max(1, log_mass.shape[-1] - single))
+        )
+        return slot_means(
+            anchors, keys, values, kv.offsets, members, ends, slots, log_mass, scale, v.shape[-1], single
+        )
 
-    @explained("Triton", "portable")
+    @entry
+    def lloyd(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from .small_kmeans import fits, small_kmeans
+
+        if fits(x, centres, valid):
+            return small_kmeans(x.float(), centres.float(), steps)
+        for _ in range(steps):
+            labels, centres, sizes = self.kmeans_step(x.float(), centres.float(), valid)
+        return labels, centres, sizes
+
+    @entry
+    def lloyd_labels(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> Tensor:
+        """Without the means of the last step, which nobody asks for."""
+        from .kmeans import assign
+        from .small_kmeans import fits
+
+        if not fits(x, centres, valid):
+            for _ in range(steps - 1):
+                centres = self.kmeans_step(x.float(), centres.float(), valid)[1]
+            return assign(x.float(), centres.float(), valid)
+        return self.lloyd(x, centres, steps, valid)[0]
+
+    @entry
+    def sort_groups(self, labels: Tensor, groups: int) -> Partition:
+        from .sort import sort_labels
+
+        order, offsets = sort_labels(labels.flatten(0, 1), groups)
+        shape = labels.shape[:2]
+        return Partition(labels, order.unflatten(0, shape), offsets.unflatten(0, shape))
+
+    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+        return self.spend_each(log_share, query_sizes, kv_sizes, [budget])[0]
+
+    @entry
+    def spend_each(
+        self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
+    ) -> Tensor:
+        from ..plain.routing import FILL_PASSES
+        from .spend import spend
+
+        return spend(log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES)
+
+    @entry
+    def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
+        from .spoil import spoil
+
+        return spoil(out, lost)
+
+    @entry
+    def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+        from .moment import MAX_DIM, second_moment
+
+        if x.shape[-1] > MAX_DIM:
+            return super().second_moment(x, counted, centred)
+        return second_moment(x, counted, centred)
+
+    @entry
+    def leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
+        from .subspace import fits, leading_space
+
+        if not fits(matrix, rank):
+            return super().leading_basis(matrix, rank)
+        return leading_space(matrix, rank, factor=False).to(matrix.dtype)
+
+    @entry
+    def shared_directions(
+        self, spread: Tensor, covariance: Tensor, rank: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        from .. import plain
+
+        return plain.shared_directions(spread, covariance, rank, scale, self.leading_basis)
+
+    @entry
+    def leading_factor(self, metric: Tensor, rank: int) -> Tensor:
+        from .subspace import fits, leading_space
+
+        if not fits(metric, rank):
+            return super().leading_factor(metric, rank)
+        return leading_space(metric, rank, factor=True)
+
+    @entry
     def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
         from .covariance import group_covariance
 
         return group_covariance(x, v, kv)
 
-    @explained("Triton", "portable")
+    @entry
     def attend_rows(
         self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float
     ) -> Tensor:
@@ -144,7 +293,16 @@ class TritonBackend(Backend):
 
         return attend_rows(rows, k, v, key_mask, scale)
 
-    @explained("Triton", "portable")
+    @entry
+    def split_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        from .split import split_rows
+
+        return split_rows(rows, k, v, kv, kept, key_mask, scale)
+
+    @entry
     def add_affine(
         self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:

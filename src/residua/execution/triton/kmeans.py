@@ -1,4 +1,8 @@
-"""One Lloyd step: distance and argmin fused, so that the [N, C] distances never exist."""
+"""Lloyd steps: distance and argmin fused, so that the [N, C] distances never exist.
+
+Coordinates and centres are split into two parts of fp16 each; three products of the parts keep about as many
+digits as fp32. What is not finite counts as 0, and no coordinate as more than fp16 can hold.
+"""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -8,15 +12,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .segments import segment_means, sort_labels
-from .shapes import cdiv
+from .segments import segment_means
+from .shapes import Tiles, cdiv, padded
+from .sort import sort_labels
+
+
+@triton.jit
+def only_finite(x):
+    x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+    return tl.minimum(tl.maximum(x, -60000.0), 60000.0)
+
+
+@triton.jit
+def centres_kernel(
+    CENTRES,  # [G, C, R] fp32
+    HIGH,  # [G, C, BR] fp16, zeros behind column R
+    LOW,  # [G, C, BR] fp16: what HIGH leaves
+    HALF,  # [G, C] fp32: half the squared length
+    count,
+    R: tl.constexpr,
+    BC: tl.constexpr,
+    BR: tl.constexpr,
+):
+    ids = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
+    dims = tl.arange(0, BR)
+    here = (ids < count)[:, None]
+    c = only_finite(
+        tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=here & (dims < R)[None, :], other=0.0)
+    )
+    high = c.to(tl.float16)
+    tl.store(HIGH + ids[:, None] * BR + dims[None, :], high, mask=here)
+    tl.store(LOW + ids[:, None] * BR + dims[None, :], (c - high.to(tl.float32)).to(tl.float16), mask=here)
+    tl.store(HALF + ids, tl.sum(c * c, 1) * 0.5, mask=ids < count)
 
 
 @triton.jit
 def assign_kernel(
     X,  # [G, N, R] fp32
-    CENTRES,  # [G, C, R] fp32
-    HALF,  # [G, C] fp32, half the squared length of each centre
+    HIGH,  # [G, C, BR] fp16
+    LOW,  # [G, C, BR] fp16
+    HALF,  # [G, C] fp32
     VALID,  # [G, N] uint8, or any pointer
     LABELS,  # [G, N] int64
     N,
@@ -31,38 +66,44 @@ def assign_kernel(
     pid = tl.program_id(0)
     group = (pid // tiles).to(tl.int64)
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
-    X += group * N * R
-    CENTRES += group * C * R
-    best = tl.full([BN], float("inf"), tl.float32)
-    label = tl.zeros([BN], tl.int32)
+    dims = tl.arange(0, BR)
+    ids = tl.arange(0, BC)
+    HIGH += group * C * BR
+    LOW += group * C * BR
+    HALF += group * C
+    mask = (rows < N)[:, None] & (dims < R)[None, :]
+    x = only_finite(tl.load(X + (group * N + rows)[:, None] * R + dims[None, :], mask=mask, other=0.0))
+    high = x.to(tl.float16)
+    low = (x - high.to(tl.float32)).to(tl.float16)
+    best = tl.full([BN, BC], float("inf"), tl.float32)
+    tile = tl.zeros([BN, BC], tl.int32)
     for start in range(0, C, BC):
-        ids = start + tl.arange(0, BC)
-        products = tl.zeros([BN, BC], tl.float32)
-        for first in range(0, R, BR):
-            dims = first + tl.arange(0, BR)
-            x = tl.load(
-                X + rows[:, None] * R + dims[None, :],
-                mask=(rows < N)[:, None] & (dims < R)[None, :],
-                other=0.0,
-            )
-            c = tl.load(
-                CENTRES + ids[None, :] * R + dims[:, None],
-                mask=(ids < C)[None, :] & (dims < R)[:, None],
-                other=0.0,
-            )
-            products = tl.dot(x, c, products, input_precision="tf32x3")
-        half = tl.load(HALF + group * C + ids, mask=ids < C, other=float("inf"))
+        here = start + ids < C
+        at = (start + ids)[None, :] * BR + dims[:, None]
+        c = tl.load(HIGH + at, mask=here[None, :], other=0.0)
+        products = tl.dot(high, c)
+        products = tl.dot(low, c, products)
+        products = tl.dot(high, tl.load(LOW + at, mask=here[None, :], other=0.0), products)
         # |x|^2 is the same for every centre, so the nearest has the least |c|^2 / 2 - x.c
-        distance = half[None, :] - products
-        least, index = tl.min(distance, 1, return_indices=True)
-        # "less than" keeps the lowest index among ties, and 0 for a row of NaN
-        closer = least < best
-        best = tl.where(closer, least, best)
-        label = tl.where(closer, start + index, label)
+        distance = tl.load(HALF + start + ids, mask=here, other=float("inf"))[None, :] - products
+        closer = distance < best
+        best = tl.where(closer, distance, best)
+        tile = tl.where(closer, start, tile)
+    least = tl.min(best, 1)
+    # the lowest index among ties; a row that is nearer to nothing than infinity takes the first
+    label = tl.min(tl.where(best == least[:, None], tile + ids[None, :], C), 1)
+    label = tl.where(least == float("inf"), 0, label)
     if MASKED:
         valid = tl.load(VALID + group * N + rows, mask=rows < N, other=0)
         label = tl.where(valid != 0, label, -1)
     tl.store(LABELS + group * N + rows, label.to(tl.int64), mask=rows < N)
+
+
+def tiles_for(width: int) -> Tiles:
+    """Rows and centres of a tile that pass the compile gate."""
+    if width <= 64:
+        return Tiles(128, 64, 8, 2)
+    return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 32, 8, 1)
 
 
 def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
@@ -71,24 +112,31 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
     labels = torch.empty(groups, count, dtype=torch.long, device=x.device)
     if labels.numel() == 0:
         return labels
-    rows, step = 128, 64
-    tiles = cdiv(count, rows)
+    number, width = centres.shape[1], padded(rank)
+    high = torch.empty(groups, number, width, dtype=torch.float16, device=x.device)
+    low, half = torch.empty_like(high), torch.empty(groups, number, dtype=torch.float32, device=x.device)
+    centres_kernel[(cdiv(groups * number, 32),)](
+        centres.contiguous(), high, low, half, groups * number, R=rank, BC=32, BR=width, num_warps=4
+    )
+    size = tiles_for(width)
+    tiles = cdiv(count, size.rows)
     assign_kernel[(groups * tiles,)](
         x.contiguous(),
-        centres.contiguous(),
-        centres.square().sum(-1).mul_(0.5),
+        high,
+        low,
+        half,
         labels if valid is None else valid.contiguous().view(torch.uint8),
         labels,
         count,
-        centres.shape[1],
+        number,
         tiles,
         R=rank,
-        BN=rows,
-        BC=step,
-        BR=32,
+        BN=size.rows,
+        BC=size.keys,
+        BR=width,
         MASKED=valid is not None,
-        num_warps=8,
-        num_stages=2,
+        num_warps=size.warps,
+        num_stages=size.stages,
     )
     return labels
 
@@ -97,5 +145,5 @@ def kmeans_step(x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tenso
     """-> labels [G, N] int64, centres [G, C, R] fp32, sizes [G, C] int64; no host synchronisation"""
     labels = assign(x, centres, valid)
     order, offsets = sort_labels(labels, centres.shape[1])
-    means = segment_means(x[None], order[None], offsets[None], centres[None])[0]
+    means = segment_means(x[None], order[None], offsets[None], centres[None], finite=True)[0]
     return labels, means, offsets.diff(dim=-1)

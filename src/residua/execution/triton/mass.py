@@ -10,17 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import Partition
-from .shapes import cdiv
+from .parts import add_product
+from .shapes import Tiles, cdiv, padded
 
-GROUPS_PER_PROGRAM = 8  # K/V groups that one tile of anchors meets while it is in the cache
+GROUPS_PER_PROGRAM = 8  # K/V groups that one tile of anchors meets while it is at hand
 
 
 @triton.jit
 def mass_kernel(
     ANCHORS,  # [B, H, CQ, D] fp32
-    K,  # [B, Hkv, NK, D] strided
-    ORDER,  # [B, Hkv, NK] int64
+    K,  # [B, Hkv, NK, BD] group-major, zeros behind column D
     OFFSETS,  # [B, Hkv, CK + 1] int64
     OUT,  # [B, H, CQ, CK] fp32
     H,
@@ -28,10 +27,6 @@ def mass_kernel(
     CQ,
     CK,
     NK,
-    sb,
-    sh,
-    sn,
-    sd,
     tiles,
     spans,
     scale,  # times log2(e)
@@ -45,29 +40,27 @@ def mass_kernel(
     head = (pid // (tiles * spans)).to(tl.int64)
     span = pid // tiles % spans
     anchors = pid % tiles * BM + tl.arange(0, BM)
+    dims = tl.arange(0, BD)
     kv_head = head // H * (H // shares) + head % H // shares
-    K += head // H * sb + head % H // shares * sh
-    ORDER += kv_head * NK
+    K += kv_head * NK * BD
     OFFSETS += kv_head * (CK + 1)
     ANCHORS += head * CQ * D
+    mask = (anchors < CQ)[:, None] & (dims < D)[None, :]
+    a = tl.load(ANCHORS + anchors[:, None] * D + dims[None, :], mask=mask, other=0.0)
+    # a tile is near its base: offsets inside it fit in 32 bits, the base needs 64
+    offsets = tl.arange(0, BN)
+    k_tile = offsets[None, :] * BD + dims[:, None]
     for group in range(span * SPAN, tl.minimum(span * SPAN + SPAN, CK)):
+        base = K + tl.load(OFFSETS + group) * BD
         start = tl.load(OFFSETS + group).to(tl.int32)
         stop = tl.load(OFFSETS + group + 1).to(tl.int32)
         top = tl.full([BM], -float("inf"), tl.float32)
         total = tl.zeros([BM], tl.float32)
         for first in range(start, stop, BN):
-            index = first + tl.arange(0, BN)
-            rows = tl.load(ORDER + index, mask=index < stop, other=0)
-            scores = tl.zeros([BM, BN], tl.float32)
-            for column in range(0, D, BD):
-                dims = column + tl.arange(0, BD)
-                a_mask = (anchors < CQ)[:, None] & (dims < D)[None, :]
-                a = tl.load(ANCHORS + anchors[:, None] * D + dims[None, :], mask=a_mask, other=0.0)
-                k_mask = (index < stop)[None, :] & (dims < D)[:, None]
-                k = tl.load(K + rows[None, :] * sn + dims[:, None] * sd, mask=k_mask, other=0.0)
-                scores = tl.dot(a, k.to(tl.float32), scores, input_precision="tf32x3")
-            scores *= scale
-            scores = tl.where((index < stop)[None, :], scores, -float("inf"))
+            live = offsets < stop - first
+            k = tl.load(base + (first - start) * BD + k_tile, mask=live[None, :], other=0.0)
+            scores = add_product(a, k, tl.zeros([BM, BN], tl.float32), 3) * scale
+            scores = tl.where(live[None, :], scores, -float("inf"))
             new_top = tl.maximum(top, tl.max(scores, 1))
             safe = tl.where(new_top == -float("inf"), 0.0, new_top)
             total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(scores - safe[:, None]), 1)
@@ -77,36 +70,43 @@ def mass_kernel(
         tl.store(OUT + (head * CQ + anchors) * CK + group, mass, mask=anchors < CQ)
 
 
-def cell_mass(anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
-    """anchors [B, H, Cq, D] fp32, k [B, Hkv, Nk, D] -> [B, H, Cq, Ck] fp32"""
+def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
+    """Tile sizes that pass the compile gate."""
+    if dtype == torch.float32:
+        return Tiles(32, 32, 8, 2) if width <= 128 else Tiles(16, 16, 8, 1)
+    return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 32, 8, 2)
+
+
+def cell_mass(anchors: Tensor, keys: Tensor, offsets: Tensor, scale: float) -> Tensor:
+    """anchors [B, H, Cq, D], keys [B, Hkv, Nk, padded D] group-major, offsets [B, Hkv, Ck + 1]
+    -> [B, H, Cq, Ck] fp32"""
     batch, heads, cq, dim = anchors.shape
-    kv_heads, count = k.shape[1:3]
-    out = torch.empty(batch, heads, cq, kv.groups, dtype=torch.float32, device=k.device)
+    kv_heads, count, width = keys.shape[1:]
+    groups = offsets.shape[-1] - 1
+    out = torch.empty(batch, heads, cq, groups, dtype=torch.float32, device=keys.device)
     if out.numel() == 0:
         return out
-    rows = 64
-    tiles, spans = cdiv(cq, rows), cdiv(kv.groups, GROUPS_PER_PROGRAM)
+    size = tiles_for(width, keys.dtype)
+    tiles, spans = cdiv(cq, size.rows), cdiv(groups, GROUPS_PER_PROGRAM)
     mass_kernel[(batch * heads * tiles * spans,)](
         anchors.float().contiguous(),
-        k,
-        kv.order.contiguous(),
-        kv.offsets.contiguous(),
+        keys,
+        offsets.contiguous(),
         out,
         heads,
         heads // kv_heads,
         cq,
-        kv.groups,
+        groups,
         count,
-        *k.stride(),
         tiles,
         spans,
         scale * math.log2(math.e),
         D=dim,
-        BM=rows,
-        BN=64,
-        BD=32,
+        BM=size.rows,
+        BN=size.keys,
+        BD=padded(dim),
         SPAN=GROUPS_PER_PROGRAM,
-        num_warps=8,
-        num_stages=2,
+        num_warps=size.warps,
+        num_stages=size.stages,
     )
     return out

@@ -25,6 +25,7 @@ def permute_kernel(
     sd,
     tiles,
     D: tl.constexpr,
+    DO: tl.constexpr,  # columns of a row of OUT; those past D are 0
     BM: tl.constexpr,
     BD: tl.constexpr,
     SCATTER: tl.constexpr,
@@ -38,15 +39,18 @@ def permute_kernel(
     target = there if SCATTER else here
     mask = (here < M)[:, None] & (dims < D)[None, :]
     X += head // H * sb + head % H * sh
-    OUT += head * rows_out * D
+    OUT += head * rows_out * DO
     x = tl.load(X + source[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
-    tl.store(OUT + target[:, None] * D + dims[None, :], x, mask=mask)
+    tl.store(OUT + target[:, None] * DO + dims[None, :], x, mask=(here < M)[:, None] & (dims < DO)[None, :])
 
 
-def gather_rows(x: Tensor, order: Tensor) -> Tensor:
-    """out[m] = x[order[m]].  # [B, H, N, D], [B, H, M] -> contiguous [B, H, M, D]"""
+def gather_rows(x: Tensor, order: Tensor, columns: int | None = None) -> Tensor:
+    """out[m] = x[order[m]], with zeros behind it if `columns` are more than x has.
+
+    x [B, H, N, D], order [B, H, M] -> contiguous [B, H, M, columns or D]
+    """
     batch, heads, _, dim = x.shape
-    out = torch.empty(batch, heads, order.shape[-1], dim, dtype=x.dtype, device=x.device)
+    out = torch.empty(batch, heads, order.shape[-1], columns or dim, dtype=x.dtype, device=x.device)
     return _launch(x, order, out, scatter=False)
 
 
@@ -71,8 +75,9 @@ def _launch(x: Tensor, order: Tensor, out: Tensor, scatter: bool) -> Tensor:
         *x.stride(),
         tiles,
         D=x.shape[-1],
+        DO=out.shape[-1],
         BM=rows,
-        BD=padded(x.shape[-1]),
+        BD=padded(out.shape[-1]),
         SCATTER=scatter,
         num_warps=4,
     )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .shapes import Tiles, cdiv, padded, precision, processors
+from .shapes import Tiles, cdiv, padded, positive_scale, precision, processors
 from .softmax import fold
 
 PROGRAMS_PER_PROCESSOR = 4
@@ -84,9 +84,9 @@ def rows_kernel(
         v = tl.load(
             V + keys[:, None] * vn + cols[None, :] * vd, mask=live[:, None] & (cols < DV)[None, :], other=0.0
         )
-        scores = tl.dot(q, k, input_precision=PRECISION) * scale
+        scores = tl.dot(q, k, input_precision=PRECISION)
         scores = tl.where(live[None, :], scores, -float("inf"))
-        top, total, acc = fold(scores, v, top, total, acc, PRECISION)
+        top, total, acc = fold(scores, scale, v, top, total, acc, PRECISION)
     at = (head * parts + part) * M + rows
     tl.store(ACC + at[:, None] * DV + cols[None, :], acc, mask=(rows < M)[:, None] & (cols < DV)[None, :])
     tl.store(TOP + at, top, mask=rows < M)
@@ -99,6 +99,7 @@ def merge_kernel(
     TOP,  # [B, H, parts, M] fp32
     TOTAL,  # [B, H, parts, M] fp32
     OUT,  # [B, H, M, DV] fp32
+    LSE,  # [B, H, M] fp32
     M,
     parts,
     DV: tl.constexpr,
@@ -119,8 +120,10 @@ def merge_kernel(
         total = total * fade + tl.load(TOTAL + at) * weight
         acc = acc * fade + tl.load(ACC + at * DV + cols, mask=cols < DV, other=0.0) * weight
         top = new_top
-    # a row whose keys are all padding is 0
+    # a row whose keys are all padding is 0, its log-sum-exp -inf
     tl.store(OUT + pid * DV + cols, acc / tl.where(total == 0.0, 1.0, total), mask=cols < DV)
+    safe = tl.where(top == -float("inf"), 0.0, top)
+    tl.store(LSE + pid, (safe + tl.log2(total)) * 0.6931471805599453)
 
 
 def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
@@ -152,6 +155,7 @@ def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sca
     acc = torch.empty(batch, heads, parts, count, value_dim, dtype=torch.float32, device=rows.device)
     top = torch.empty(batch, heads, parts, count, dtype=torch.float32, device=rows.device)
     total = torch.empty_like(top)
+    rows, scale = positive_scale(rows, scale)
     rows_kernel[(batch * heads * parts * tiles,)](
         rows,
         k,
@@ -182,7 +186,19 @@ def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sca
         num_warps=size.warps,
         num_stages=size.stages,
     )
-    merge_kernel[(batch * heads * count,)](
-        acc, top, total, out, count, parts, DV=value_dim, BDV=padded(value_dim), num_warps=1
-    )
-    return out
+    return merge_parts(acc, top, total)[0]
+
+
+def merge_parts(acc: Tensor, top: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Joins the sums over parts of the keys, in their order.
+
+    acc [B, H, parts, M, Dv], top and total [B, H, parts, M] -> out [B, H, M, Dv], log-sum-exp [B, H, M]
+    """
+    batch, heads, parts, count, value_dim = acc.shape
+    out = torch.empty(batch, heads, count, value_dim, dtype=torch.float32, device=acc.device)
+    lse = torch.empty(batch, heads, count, dtype=torch.float32, device=acc.device)
+    if lse.numel():
+        merge_kernel[(batch * heads * count,)](
+            acc, top, total, out, lse, count, parts, DV=value_dim, BDV=padded(value_dim), num_warps=1
+        )
+    return out, lse

@@ -29,6 +29,7 @@ def segment_mean_kernel(
     BN: tl.constexpr,
     BD: tl.constexpr,
     HAS_SPARE: tl.constexpr,
+    FINITE: tl.constexpr,  # what is not counts as 0
 ):
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
@@ -41,7 +42,10 @@ def segment_mean_kernel(
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + head * N + index, mask=index < stop, other=0)
         mask = (index < stop)[:, None] & (dims < D)[None, :]
-        acc += tl.load(X + rows[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(X + rows[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0).to(tl.float32)
+        if FINITE:
+            x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+        acc += x
     count = stop - start
     mean = tl.sum(acc, 0) / tl.maximum(count, 1).to(tl.float32)
     if HAS_SPARE:
@@ -49,8 +53,11 @@ def segment_mean_kernel(
     tl.store(OUT + pid * D + dims, mean, mask=dims < D)
 
 
-def segment_means(x: Tensor, order: Tensor, offsets: Tensor, spare: Tensor | None = None) -> Tensor:
-    """Mean of `x[order[offsets[g]:offsets[g + 1]]]`; an empty group gets its row of `spare`, or 0.
+def segment_means(
+    x: Tensor, order: Tensor, offsets: Tensor, spare: Tensor | None = None, finite: bool = False
+) -> Tensor:
+    """Mean of `x[order[offsets[g]:offsets[g + 1]]]`; an empty group gets its row of `spare`, or 0. With
+    `finite`, what is not counts as 0.
 
     x [B, H, N, D], order [B, H, N] int64, offsets [B, H, C + 1] int64 -> [B, H, C, D] fp32
     """
@@ -73,23 +80,8 @@ def segment_means(x: Tensor, order: Tensor, offsets: Tensor, spare: Tensor | Non
         BN=32,
         BD=padded(dim),
         HAS_SPARE=spare is not None,
+        FINITE=finite,
         num_warps=4,
         num_stages=2,
     )
     return out
-
-
-def sort_labels(labels: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Stable order and offsets of labels [G, N] in -1..groups-1, with one sort for all rows.
-
-    -> order [G, N] int64 (label -1 last), offsets [G, groups + 1] int64
-    """
-    rows, count = labels.shape
-    bins = groups + 1  # the last one takes the label -1
-    base = torch.arange(rows, device=labels.device)[:, None]  # [G, 1]
-    kind = torch.int32 if rows * bins < 2**31 else torch.int64  # half the radix passes
-    keys = (torch.where(labels < 0, groups, labels) + base * bins).to(kind).flatten()
-    ranked, order = torch.sort(keys, stable=True)
-    edges = torch.arange(rows * bins, dtype=kind, device=labels.device)
-    offsets = torch.searchsorted(ranked, edges).view(rows, bins)
-    return order.view(rows, count) - base * count, offsets - base * count

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .backend import interpreting
+
+if interpreting():
+    from .interpreter import widen_bf16_products
+
+    widen_bf16_products()
+
+NEWEST = 90  # the architecture that is assumed without a device to ask
 FALLBACK_PROCESSORS = 108  # without a device to ask (interpreter, compile gate): an A100
 
 
@@ -35,8 +43,28 @@ def precision(dtype: torch.dtype, width: int) -> str:
     return "tf32x3" if dtype == torch.float32 and width <= 128 else "ieee"
 
 
+def architecture() -> int:
+    """Compute capability of the GPU that kernels are compiled for now, as in sm_90. Without one (interpreter,
+    tensors without memory) what an H100 would run is taken."""
+    if interpreting():
+        return NEWEST
+    from triton.runtime import driver
+
+    try:
+        return int(driver.active.get_current_target().arch)
+    except RuntimeError:  # Triton finds no driver
+        return NEWEST
+
+
 def processors(x: Tensor) -> int:
     """Streaming multiprocessors of the device that holds x; a property, read without a synchronisation."""
     if x.device.type != "cuda":
         return FALLBACK_PROCESSORS
     return int(torch.cuda.get_device_properties(x.device).multi_processor_count)
+
+
+def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
+    """The same logits with a scale above 0, which the kernels want: q takes over what is not."""
+    if scale > 0:
+        return q, scale
+    return (-q, -scale) if scale < 0 else (q * 0, 1.0)

@@ -13,11 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..types import Drift, Partition, Route, SummaryKeys
-from .triton import TritonBackend
+from ...types import Drift, Partition, Route, SummaryKeys
+from .backend import TritonBackend
 
 TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, PROBES, RANK = 75600, 40, 300, 1000, 64, 16
-EXTRA_KEYS, SLOTS = 65, 128
+SUMMARY_KEYS, SLOTS = 65, 128
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SHORT = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
@@ -30,25 +30,41 @@ class Case:
 
 def cases() -> list[Case]:
     """Head dims and dtypes that change the code; what only changes a loop count appears once."""
-    found = []
+    found = [
+        Case("sorting and spending", _order),
+        Case("second moments, leading spaces", _spaces),
+        Case("neighbourhoods", _neighbourhoods),
+        Case("D=128 bf16", partial(_spoil, 128, BF16)),
+    ]
     for dim, dtype, rank in ((64, BF16, 48), (128, BF16, 64), (128, FP32, 64), (256, FP16, 128)):
         found.append(Case(f"D={dim} {SHORT[dtype]}, rank {rank}", partial(_project, dim, dtype, rank)))
     for rank, masked in ((48, False), (64, True), (256, False)):
         found.append(Case(f"rank {rank}{', masked' if masked else ''}", partial(_kmeans, rank, masked)))
     for dim, dtype in ((96, BF16), (128, BF16), (256, FP32)):
         found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_move, dim, dtype)))
-    for dim, dtype in ((64, BF16), (128, BF16), (128, FP32)):
+    for dim, dtype in (
+        (64, BF16),
+        (72, BF16),
+        (128, BF16),
+        (128, FP16),
+        (256, BF16),
+        (128, FP32),
+        (256, FP32),
+    ):
         found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_mass, dim, dtype)))
-        found.append(Case(f"D={dim} to {SHORT[dtype]}", partial(_repair, dim, dtype)))
-    for dim, dtype in ((64, BF16), (128, BF16), (128, FP16), (256, BF16), (128, FP32), (256, FP32)):
         found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_slots, dim, dtype)))
         found.append(Case(f"D={dim} {SHORT[dtype]}, rank {RANK}", partial(_covariance, dim, dtype)))
-    for dtype, dims in ((BF16, (64, 96, 128, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
+    for dim, dtype in ((64, BF16), (128, BF16), (128, FP32)):
+        found.append(Case(f"D={dim} to {SHORT[dtype]}", partial(_correct, dim, dtype)))
+    for dtype, dims in ((BF16, (64, 72, 80, 96, 128, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
         for dim in dims:
             label = f"D={dim} {SHORT[dtype]}"
-            for kind in ("", ", extra keys", ", drift"):
+            # what is not a power of two is padded the same way: the largest kernel stands for all
+            for kind in (", drift",) if dim in (72, 80) else ("", ", summary", ", drift"):
                 found.append(Case(label + kind, partial(_attend, dim, dtype, kind)))
-            found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
+            if dim not in (72, 80):
+                found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
+                found.append(Case(f"{label}, key mask", partial(_split, dim, dtype)))
     return found
 
 
@@ -81,7 +97,7 @@ def _kmeans(rank: int, masked: bool, backend: TritonBackend) -> None:
 
 
 def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
-    from .triton.permute import scatter_rows
+    from .permute import scatter_rows
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
@@ -97,8 +113,31 @@ def _mass(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 def _slots(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     anchors, x = empty(1, HEADS, QUERY_GROUPS, dim), tokens(dim, dtype)
     slots = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS, dtype=torch.int32)
-    mass = empty(1, HEADS, QUERY_GROUPS, SLOTS)
-    backend.slot_means(anchors, x, x, partition(KV_GROUPS), slots, mass, 0.1)
+    mass, near = empty(1, HEADS, QUERY_GROUPS, SLOTS), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
+    backend.slot_means(anchors, x, x, partition(KV_GROUPS), slots, mass, 0.1, near, SLOTS // 2)
+
+
+def _order(backend: TritonBackend) -> None:
+    rows, keys = (empty(1, HEADS, n, dtype=torch.long) for n in (QUERY_GROUPS, KV_GROUPS))
+    budgets = [empty(1, HEADS, dtype=torch.long)] * 2
+    backend.spend_each(empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), rows, keys, budgets)
+    backend.sort_groups(empty(1, HEADS, TOKENS, dtype=torch.long), KV_GROUPS)
+
+
+def _spaces(backend: TritonBackend) -> None:
+    counted = empty(1, HEADS, 512, dtype=torch.bool)
+    backend.second_moment(empty(1, HEADS, 2048, 128, dtype=BF16), None, False)
+    backend.second_moment(empty(1, HEADS, 512, 128), counted, True)
+    backend.leading_factor(empty(1, HEADS, 128, 128), 64)
+    backend.leading_basis(empty(1, HEADS, 128, 128), RANK)
+
+
+def _neighbourhoods(backend: TritonBackend) -> None:
+    backend.lloyd_labels(empty(HEADS, KV_GROUPS, 128), empty(HEADS, 64, 128), 8, None)
+
+
+def _spoil(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    backend.spoil(empty(1, HEADS, TOKENS, dim, dtype=dtype), empty(1, HEADS, 1, dim, dtype=torch.bool))
 
 
 def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
@@ -112,11 +151,11 @@ def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> 
     drift = Drift(
         empty(1, HEADS, dim, RANK), empty(*groups, RANK), empty(*groups, RANK), empty(*groups, RANK, dim)
     )
-    room = (*groups, SLOTS if "drift" in kind else EXTRA_KEYS)
-    extra = SummaryKeys(
+    room = (*groups, SLOTS if "drift" in kind else SUMMARY_KEYS)
+    summary = SummaryKeys(
         empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None
     )
-    backend.attend(x, x, x, route(), 0.1, extra if kind else None, FP32)
+    backend.attend(x, x, x, route(), 0.1, summary if kind else None, FP32)
 
 
 def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
@@ -125,6 +164,12 @@ def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     backend.attend_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, mask, 0.1)
 
 
-def _repair(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+def _split(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    x, mask = tokens(dim, dtype), empty(1, TOKENS, dtype=torch.bool)
+    kept = empty(1, HEADS, PROBES, KV_GROUPS, dtype=torch.bool)
+    backend.split_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, partition(KV_GROUPS), kept, mask, 0.1)
+
+
+def _correct(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     left, right = empty(1, HEADS, dim, RANK), empty(1, HEADS, RANK, dim)
     backend.add_affine(empty(1, HEADS, TOKENS, dim), left, right, empty(1, HEADS, dim), dtype)

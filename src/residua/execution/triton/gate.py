@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from ..errors import BackendError
-from .compile_cases import Case, cases
-from .triton import TritonBackend
-from .triton.backend import interpreting
+from ...errors import BackendError
+from .backend import TritonBackend, interpreting
+from .gate_cases import Case, cases
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 # shared memory that one block may use, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-ARCHITECTURES = (80, 89, 90, 100)
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 MATRIX_INSTRUCTIONS = ("tcgen05.mma", "wgmma", "mma.sync", "fma.rn.f32")
 
 
@@ -123,9 +122,9 @@ def compile_case(case: Case, arch: int) -> dict[str, Compiled]:
 
 
 def _measure(kernel: Any, label: str, arch: int) -> Compiled:
-    ptx, usage = kernel.asm["ptx"], _usage(kernel.asm["cubin"])
+    ptx, used = kernel.asm["ptx"], usage(kernel.asm["cubin"])
     # a stack can hold arrays as well as spills; only the assembler knows which
-    spills = _spills(ptx, arch) if usage["STACK"] else 0
+    spills = _spills(ptx, arch) if used["STACK"] else 0
     instruction = "" if "tt.dot" not in kernel.asm["ttir"] else "none"
     if instruction:
         instruction = next((name for name in MATRIX_INSTRUCTIONS if name in ptx), "none")
@@ -133,7 +132,7 @@ def _measure(kernel: Any, label: str, arch: int) -> Compiled:
         kernel.metadata.name.removesuffix("_kernel"),
         label,
         arch,
-        usage["REG"],
+        used["REG"],
         spills,
         kernel.metadata.shared,
         kernel.metadata.num_warps,
@@ -141,18 +140,20 @@ def _measure(kernel: Any, label: str, arch: int) -> Compiled:
     )
 
 
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
+    """Path of a program of the CUDA toolkit that comes with Triton."""
     from triton.backends import nvidia
 
     return str(Path(nvidia.__file__).parent / "bin" / name)
 
 
-def _usage(cubin: bytes) -> dict[str, int]:
+def usage(cubin: bytes) -> dict[str, int]:
+    """Registers per thread and bytes of stack of a compiled kernel."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
         shown = subprocess.run(
-            [_tool("cuobjdump"), "-res-usage", str(path)], capture_output=True, text=True, check=True
+            [tool("cuobjdump"), "-res-usage", str(path)], capture_output=True, text=True, check=True
         )
     found = {
         name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", shown.stdout + shown.stderr)
@@ -165,7 +166,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 def _spills(ptx: str, arch: int) -> int:
     target = re.search(r"\.target (sm_\w+)", ptx)
     assert target is not None
-    assembler = _tool("ptxas-blackwell" if arch >= 100 else "ptxas")
+    assembler = tool("ptxas-blackwell" if arch >= 100 else "ptxas")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.ptx")
         path.write_text(ptx)

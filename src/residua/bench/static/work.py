@@ -1,0 +1,216 @@
+"""How much each Triton launch of a call does: loop trips, FLOPs, bytes. One function per kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .route import RouteTiles
+from .trace import Launch, Shape
+
+TF32 = 2  # a TF32 product takes the tensor cores as long as two in bf16
+
+
+@dataclass(frozen=True)
+class Work:
+    """Totals of one launch."""
+
+    bytes: float  # of device memory, each tensor once
+    trips: tuple[float, ...] = ()  # of the loops that multiply, outer before inner, in program order
+    flops: float = 0.0  # issued to the tensor cores, in units of bf16
+    useful: float = 0.0  # FLOPs that the result needs
+    cache_bytes: float = 0.0  # of the second-level cache, if that is more
+    serial_cycles: float = 0.0  # of one program that waits for itself, where that decides
+
+
+def cdiv(value: float, step: float) -> int:
+    return math.ceil(value / step)
+
+
+def tensors(launch: Launch, *skip: str) -> float:
+    """Bytes of all tensors of a launch, each storage once by name."""
+    shapes = [x for name, x in launch.arguments.items() if isinstance(x, Shape) and name not in skip]
+    return float(sum(x.bytes for x in shapes))
+
+
+def _attend(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    batch, heads, rows, _ = a["Q"].sizes
+    heads *= batch
+    low, room = a["LOW"], a["T"] if a["SUMMARY"] else 0
+    if rows == tiles.tokens:
+        count = tiles.low_tiles if low else tiles.tall_tiles
+        full, cut = (
+            (tiles.low_full_trips, tiles.low_cut_trips) if low else (tiles.full_trips, tiles.cut_trips)
+        )
+        share = count * a["BM"] / max(1.0, tiles.tall_tiles * a["ROWS"] + tiles.low_tiles * a["ROWS"] / 2)
+        useful = tiles.pairs * (full + cut) * a["BM"] * a["BN"] / max(1.0, tiles.issued_pairs)
+    else:  # probe rows, a few in each query group, without a single cell
+        count = min(rows, a["CQ"]) if low else 0
+        full = cut = useful = 0.0
+        share = 1.0
+    summary = count * cdiv(room, a["BT"])
+    elements = a["Q"].dtype.itemsize
+    trip = 2 * a["BM"] * (a["BD"] + a["BDV"])
+    own = count * room * (a["D"] + a["DV"]) * 4
+    moved = share * rows * (a["D"] * elements + a["DV"] * a["OUT"].dtype.itemsize + 12 + 4 * a["R"])
+    moved += tiles.tokens * (a["BD"] + a["BDV"]) * elements if full else 0
+    moved += min(own, a["CQ"] * room * (a["D"] + a["DV"]) * 4) + (full + cut) / max(1.0, count) * 12 * a["CQ"]
+    cached = (full + cut) * a["BN"] * (a["BD"] + a["BDV"]) * elements + own
+    flops = (full + cut) * a["BN"] * trip + summary * 2 * a["BM"] * a["BT"] * (2 * a["BD"] + a["BDV"])
+    loops = [full, cut] + ([summary] if a["SUMMARY"] else [])
+    return Work(
+        heads * moved,
+        tuple(heads * trips for trips in loops),
+        heads * flops,
+        heads * 2 * (useful + count * min(a["BM"], 64) * room) * (a["D"] + a["DV"]),
+        heads * cached,
+    )
+
+
+def _mass(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    heads = a["ANCHORS"].sizes[0] * a["ANCHORS"].sizes[1]
+    rows = cdiv(a["CQ"], a["BM"]) * heads
+    trips = rows * tiles.small_key_tiles * 32 / a["BN"]
+    key = a["BD"] * a["K"].dtype.itemsize
+    return Work(
+        tensors(launch),
+        (rows * a["CK"], trips),
+        3 * 2 * a["BM"] * a["BN"] * a["BD"] * trips,
+        2 * heads * a["CQ"] * a["NK"] * a["D"],
+        trips * a["BN"] * key + launch.grid * a["BM"] * a["D"] * 4,
+    )
+
+
+def _slots(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    heads = a["ANCHORS"].sizes[0] * a["ANCHORS"].sizes[1]
+    rows = cdiv(a["CQ"], a["BM"]) * heads
+    trips = rows * tiles.small_key_tiles * 32 / a["BN"]
+    return Work(
+        tensors(launch),
+        (rows * a["hoods"], rows * a["CK"], trips),
+        2 * a["BM"] * a["BN"] * (3 * a["BD"] + 2 * (a["BD"] + a["BDV"])) * trips,
+        2 * heads * a["CQ"] * a["NK"] * (2 * a["D"] + a["DV"]),
+        trips * a["BN"] * (a["BD"] + a["BDV"]) * a["K"].dtype.itemsize + a["SLOTS"].bytes + a["OUT_K"].bytes,
+    )
+
+
+def _rows(sums: int) -> Callable[[Launch, RouteTiles], Work]:
+    def work(launch: Launch, tiles: RouteTiles) -> Work:
+        a = launch.arguments
+        heads = a["Q"].sizes[0] * a["Q"].sizes[1]
+        trips = heads * a["tiles"] * cdiv(a["NK"], a["BN"])
+        flops = 2 * a["BM"] * a["BN"] * (a["BD"] + sums * a["BDV"]) * trips
+        return Work(
+            tensors(launch, "Q"),
+            (trips,),
+            flops,
+            2 * heads * a["M"] * a["NK"] * (a["D"] + sums * a["DV"]),
+            trips * a["BN"] * (a["D"] + a["DV"]) * a["K"].dtype.itemsize,
+        )
+
+    return work
+
+
+def _assign(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    steps = cdiv(a["C"], a["BC"])
+    trips = launch.grid * steps
+    groups = a["X"].sizes[0]
+    return Work(
+        tensors(launch, "VALID"),
+        (trips,),
+        3 * 2 * a["BN"] * a["BC"] * a["BR"] * trips,
+        2 * groups * a["N"] * a["C"] * a["R"],
+        trips * a["BC"] * a["BR"] * 4,
+    )
+
+
+def _project(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    x = a.get("X") or a["Q"]
+    trips = launch.grid * cdiv(a["D"], a["BK"])
+    heads = x.sizes[0] * x.sizes[1]
+    flops = 3 * TF32 * 2 * a["BN"] * a["BK"] * a["BR"] * trips
+    return Work(tensors(launch), (trips,), flops, 2 * heads * x.sizes[2] * a["D"] * a["R"])
+
+
+def _covariance(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    heads = a["X"].sizes[0] * a["X"].sizes[1]
+    trips = heads * tiles.small_key_tiles * 32 / a["BN"]
+    flops = 3 * TF32 * 2 * a["BR"] * a["BN"] * a["BDV"] * trips
+    useful = 2 * heads * a["N"] * a["R"] * a["DV"]
+    return Work(tensors(launch), (trips,), flops, useful, 2 * (a["X"].bytes + a["V"].bytes))
+
+
+def _moment(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    trips = launch.grid * cdiv(a["M"], a["BM"])
+    flops = 3 * TF32 * 2 * a["BD"] * a["BD"] * a["BM"] * trips
+    # one program per head: its rows one block after the other
+    return Work(tensors(launch), (trips,), flops, flops / 6, serial_cycles=1500.0 * cdiv(a["M"], a["BM"]))
+
+
+def _small_kmeans(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    blocks = a["steps"] * cdiv(a["N"], a["BN"])
+    flops = 5 * 2 * a["BC"] * a["BN"] * a["BR"] * blocks * launch.grid
+    useful = 4 * launch.grid * a["steps"] * a["N"] * a["C"] * a["R"]
+    return Work(tensors(launch), (), flops, useful, serial_cycles=2500.0 * blocks)
+
+
+def _subspace(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    pivots = a["rank"] * (a["rounds"] + 1 + bool(a["FACTOR"]))
+    products = 12 * cdiv(a["n"], a["BK"]) * 3
+    return Work(tensors(launch), serial_cycles=1000.0 * pivots + 600.0 * products)
+
+
+def _key_tiles(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    written = launch.grid * 12 * (tiles.full_trips + tiles.cut_trips) / max(1.0, tiles.tall_tiles)
+    # every K/V group is looked up in turn: one wait for the cache each
+    return Work(a["CELLS"].bytes + written, serial_cycles=500.0 * a["C"])
+
+
+def _fill(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    share = tiles.pairs / tiles.tokens**2
+    blocks = cdiv(share * a["CQ"] * a["CK"], a["BC"])
+    moved = launch.grid * blocks * a["BC"] * 8 + a["CELLS"].bytes * share
+    return Work(moved, serial_cycles=2500.0 * blocks)
+
+
+def _starts(launch: Launch, tiles: RouteTiles) -> Work:
+    return Work(tensors(launch), serial_cycles=600.0 * launch.arguments["stretches"])
+
+
+def _permute(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    return Work(a["OUT"].bytes + a["OUT"].bytes * a["D"] / a["DO"] + a["ORDER"].bytes)
+
+
+def _segment_mean(launch: Launch, tiles: RouteTiles) -> Work:
+    return Work(tensors(launch, "SPARE"))
+
+
+def _spoil(launch: Launch, tiles: RouteTiles) -> Work:
+    return Work(launch.arguments["LOST"].bytes)  # nothing is lost in a sound call
+
+
+WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
+    "attend": _attend, "mass": _mass, "slots": _slots, "rows": _rows(1), "split": _rows(2), "assign": _assign,
+    "project": _project, "drift": _project, "covariance": _covariance, "moment": _moment,
+    "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,
+    "starts": _starts, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
+}  # fmt: skip
+
+
+def work_of(launch: Launch, tiles: RouteTiles) -> Work:
+    """The work of a launch; a kernel without a function of its own moves its tensors once."""
+    known = WORK.get(launch.name)
+    return known(launch, tiles) if known else Work(tensors(launch))

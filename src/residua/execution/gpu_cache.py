@@ -1,0 +1,75 @@
+"""What is known about this machine's GPUs from earlier runs: self-tests, and which backend was fastest.
+
+One small JSON file in the user's cache folder (`RESIDUA_CACHE` names another one). A file that cannot be read
+or written is as good as none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MAX_BYTES = 1 << 20
+
+
+def cache_file() -> Path:
+    """Where it is, whether it exists or not."""
+    base = os.environ.get("RESIDUA_CACHE")
+    if base:
+        return Path(base) / "gpus.json"
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "residua" / "gpus.json"
+
+
+def gpu_key(device: torch.device) -> str:
+    """The GPU and the versions that its kernels depend on."""
+    from .. import __version__
+
+    if device.type != "cuda":
+        name = device.type
+    else:
+        major, minor = torch.cuda.get_device_capability(device)
+        name = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    return f"{name}, residua {__version__}, torch {torch.__version__}, triton {triton}"
+
+
+def recall(device: torch.device) -> dict[str, Any]:
+    """What is known about the GPU: `failed` {backend: reason}, `passed` [backends], `order` [backends]."""
+    found = _read().get(gpu_key(device))
+    return found if isinstance(found, dict) else {}
+
+
+def remember(device: torch.device, **facts: Any) -> None:
+    """Adds facts about the GPU."""
+    known = _read()
+    key = gpu_key(device)
+    before = known.get(key)
+    known[key] = {**(before if isinstance(before, dict) else {}), **facts}
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps(known, indent=1), encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        pass  # nothing is lost but time: it is found out again
+
+
+def _read() -> dict[str, Any]:
+    path = cache_file()
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return {}
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

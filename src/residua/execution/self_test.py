@@ -1,0 +1,214 @@
+"""Does a backend compute on this machine what it should? Its primitives against plain torch on the device.
+
+`residua doctor --self-test` runs all of it. The smallest part runs by itself when a GPU is first used, and
+the result is kept per GPU and version. A backend that failed is not chosen, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..types import Drift, Partition, Route, SummaryKeys
+from . import plain
+from .backend import Backend
+from .gpu_cache import gpu_key, recall, remember
+from .reference import Reference
+
+# heads, K/V heads, queries, keys, head dim: small, of odd sizes, with grouped-query attention
+SHAPES = ((2, 2, 257, 515, 64), (4, 2, 1025, 777, 128), (2, 1, 300, 640, 96))
+SMALLEST = ((2, 1, 257, 515, 128),)
+DTYPES = (torch.bfloat16, torch.float16)
+LIMIT = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest value of the result
+EXACT = 1e-4  # for results in fp32 from any input
+AGREE = 0.995  # share of rows that must be given to the same group
+_LOCK = threading.Lock()
+_DONE: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One primitive at one shape and dtype."""
+
+    kernel: str
+    shape: str
+    dtype: str
+    error: float  # of the largest value, or share of rows that differ
+    limit: float
+    problem: str = ""  # what was raised, if anything
+
+    @property
+    def passed(self) -> bool:
+        return not self.problem and self.error <= self.limit  # NaN fails
+
+
+def run_self_test(
+    backend: Backend,
+    device: torch.device,
+    shapes: Sequence[tuple[int, int, int, int, int]] = SHAPES,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> list[Check]:
+    """Every primitive of the backend at every shape and dtype. Nothing is raised: a failure is a result."""
+    found = []
+    with torch.no_grad():
+        for shape in shapes:
+            for dtype in dtypes:
+                for name, limit, work in _cases(backend, device, shape, dtype):
+                    label = "x".join(map(str, shape))
+                    try:
+                        found.append(Check(name, label, _short(dtype), work(), limit))
+                    except Exception as error:  # whatever a broken kernel raises is its verdict
+                        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+                        found.append(Check(name, label, _short(dtype), float("nan"), limit, text))
+    return found
+
+
+def first_use(backend: Backend, device: torch.device) -> str | None:
+    """Runs the smallest part once per GPU and version; the reason if the backend has failed, now or before.
+
+    `RESIDUA_SELF_TEST=0` switches it off.
+    """
+    if os.environ.get("RESIDUA_SELF_TEST") == "0":
+        return None
+    known = recall(device)
+    if backend.name in known.get("failed", {}):
+        return str(known["failed"][backend.name])
+    if backend.name in known.get("passed", []):
+        return None
+    with _LOCK:
+        key = f"{backend.name} {gpu_key(device)}"
+        if key in _DONE:
+            return None
+        _DONE.add(key)  # also while it runs: its own calls must not start it again
+        return record(backend, device, run_self_test(backend, device, SMALLEST, (torch.bfloat16,)))
+
+
+def record(backend: Backend, device: torch.device, checks: Sequence[Check]) -> str | None:
+    """Keeps the verdict -> the reason against the backend, or None."""
+    known = recall(device)
+    failed = dict(known.get("failed", {}))
+    passed = [name for name in known.get("passed", []) if name != backend.name]
+    failed.pop(backend.name, None)
+    bad = [check for check in checks if not check.passed]
+    if bad:
+        worst = bad[0]
+        what = worst.problem or f"off by {worst.error:.2g}, allowed {worst.limit:.2g}"
+        failed[backend.name] = (
+            f"failed its self-test on this GPU: {worst.kernel} ({worst.dtype}, {worst.shape}): {what}; "
+            "`residua doctor --self-test` runs it again"
+        )
+    else:
+        passed.append(backend.name)
+    remember(device, failed=failed, passed=passed)
+    return failed.get(backend.name)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _off(got: Tensor, wanted: Tensor) -> float:
+    """Largest error, relative to the largest value; what is not finite must be so in both."""
+    got, wanted = got.double(), wanted.double()
+    if not torch.equal(torch.isfinite(got), torch.isfinite(wanted)):
+        return float("inf")
+    fine = torch.isfinite(wanted)
+    size = wanted[fine].abs().max().clamp(min=1e-6)
+    return float((got[fine] - wanted[fine]).abs().max() / size)
+
+
+def _cases(
+    backend: Backend, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
+) -> Iterator[tuple[str, float, Callable[[], float]]]:
+    heads, kv_heads, queries, keys, dim = shape
+    seeds = iter(range(1000))
+
+    def random(*size: int, to: torch.dtype = torch.float32) -> Tensor:
+        generator = torch.Generator().manual_seed(next(seeds))
+        return torch.randn(size, generator=generator).to(device, to)
+
+    q = random(1, queries, heads, dim, to=dtype).transpose(1, 2)
+    k, v = (random(1, kv_heads, keys, dim, to=dtype) for _ in range(2))
+    cq, ck, rank, scale = 5, 13, 16, dim**-0.5
+    query = Partition.from_labels(_labels(random(1, heads, queries), cq), cq)
+    kv = Partition.from_labels(_labels(random(1, kv_heads, keys), ck), ck)
+    route = Route(query, kv, random(1, heads, cq, ck) > 0.3)
+    anchors, factor = random(1, heads, cq, dim), random(1, heads, dim, 32) / dim**0.5
+    drift = Drift(
+        random(1, kv_heads, dim, rank) / dim**0.5, random(1, heads, cq, rank),
+        random(1, heads, cq, rank).abs() / 32, random(1, heads, cq, rank, dim) / 16,
+    )  # fmt: skip
+    keys_, values = random(1, heads, cq, 19, dim), random(1, heads, cq, 19, dim)
+    summary = SummaryKeys(keys_, values, random(1, heads, cq, 19))
+    drifting = SummaryKeys(keys_, values, summary.log_weight, drift)
+    judge, loose = Reference(), LIMIT[dtype]
+
+    def attend(with_summary: SummaryKeys | None) -> float:
+        got, lse = backend.attend(q, k, v, route, scale, with_summary, torch.float32)
+        wanted, wanted_lse = judge.attend(q.double(), k.double(), v.double(), route, scale, with_summary)
+        return max(_off(got, wanted), _off(lse, wanted_lse))
+
+    yield "attend", loose, lambda: attend(None)
+    yield "attend, summary", loose, lambda: attend(summary)
+    yield "attend, drift", loose, lambda: attend(drifting)
+    rows, kept = q[:, :, :37], random(1, heads, 37, ck) > 0
+    wide_rows, wide_k, wide_v = rows.double(), k.double(), v.double()
+    yield (
+        "attend_rows",
+        loose,
+        lambda: _off(
+            backend.attend_rows(rows, k, v, None, scale),
+            plain.attend_rows(wide_rows, wide_k, wide_v, None, scale),
+        ),
+    )
+    yield "split_rows", loose, lambda: max(
+        map(_off, backend.split_rows(rows, k, v, kv, kept, None, scale),
+            plain.split_rows(wide_rows, wide_k, wide_v, kv, kept, None, scale))
+    )  # fmt: skip
+    yield "project", EXACT, lambda: _off(backend.project(q, factor, True), plain.project(q, factor, True))
+    yield "gather_rows", 0.0, lambda: _off(backend.gather_rows(k, kv.order), plain.gather_rows(k, kv.order))
+    yield "group_means", EXACT, lambda: _off(backend.group_means(k, kv), plain.group_means(k, kv))
+    yield (
+        "cell_mass",
+        EXACT,
+        lambda: _off(backend.cell_mass(anchors, k, kv, scale), plain.cell_mass(anchors, k, kv, scale)),
+    )
+    yield "group_covariance", 1e-3, lambda: max(
+        map(_off, backend.group_covariance(k[..., :rank].float(), v, kv),
+            plain.group_covariance(k[..., :rank].float(), v, kv))
+    )  # fmt: skip
+    x, centres = random(heads, queries, 48), random(heads, ck, 48)
+    yield (
+        "kmeans_step",
+        1 - AGREE,
+        lambda: float(
+            (backend.kmeans_step(x, centres, None)[0] != plain.kmeans_step(x, centres, None)[0])
+            .double()
+            .mean()
+        ),
+    )
+    share, sizes = random(1, heads, cq, ck).log_softmax(-1), kv.sizes.repeat_interleave(heads // kv_heads, 1)
+    budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
+    yield (
+        "spend",
+        0.0,
+        lambda: float(
+            (
+                backend.spend(share, query.sizes, sizes, budget)
+                != plain.spend(share, query.sizes, sizes, budget)
+            )
+            .double()
+            .mean()
+        ),
+    )
+
+
+def _labels(draw: Tensor, groups: int) -> Tensor:
+    """Groups of very different sizes, one of them empty, some tokens in none."""
+    labels = (draw.abs() * groups / 2).long().clamp(max=groups - 1)
+    return torch.where(labels == 2, 0, torch.where(draw > 2.2, -1, labels))

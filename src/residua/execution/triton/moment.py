@@ -1,0 +1,91 @@
+"""Second moments of sampled rows: one program per head and half of the result."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .shapes import padded
+
+MAX_DIM = 128
+
+
+@triton.jit
+def moment_kernel(
+    X,  # [B, H, M, D] strided
+    COUNTED,  # [B, H, M] uint8, or any pointer
+    OUT,  # [B, H, D, D] fp64
+    H,
+    M,
+    sb,
+    sh,
+    sn,
+    sd,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BD: tl.constexpr,
+    HAS_COUNTED: tl.constexpr,
+    CENTRED: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    X += head // H * sb + head % H * sh
+    dims = tl.arange(0, BD)
+    mean = tl.zeros([BD], tl.float32)
+    count = tl.zeros([], tl.float32)
+    if CENTRED:
+        sums = tl.zeros([BM, BD], tl.float32)
+        for first in tl.range(0, M, BM, num_stages=1):
+            rows = first + tl.arange(0, BM)
+            x, taken = _rows(X, COUNTED, head, rows, dims, M, sn, sd, D, HAS_COUNTED)
+            sums += x
+            count += tl.sum(taken.to(tl.float32), 0)
+        mean = tl.sum(sums, 0) / tl.maximum(count, 1.0)
+        count = tl.zeros([], tl.float32)
+    acc = tl.zeros([BD, BD], tl.float32)
+    for first in tl.range(0, M, BM, num_stages=1):
+        rows = first + tl.arange(0, BM)
+        x, taken = _rows(X, COUNTED, head, rows, dims, M, sn, sd, D, HAS_COUNTED)
+        x = tl.where(taken[:, None] & (dims < D)[None, :], x - mean[None, :], 0.0)
+        acc = tl.dot(tl.trans(x), x, acc, input_precision="tf32x3")
+        count += tl.sum(taken.to(tl.float32), 0)
+    acc = acc / tl.maximum(count, 1.0)
+    inside = (dims < D)[:, None] & (dims < D)[None, :]
+    tl.store(OUT + head * D * D + dims[:, None] * D + dims[None, :], acc.to(tl.float64), mask=inside)
+
+
+@triton.jit
+def _rows(X, COUNTED, head, rows, dims, M, sn, sd, D: tl.constexpr, HAS_COUNTED: tl.constexpr):
+    """Rows in fp32, zeros where a row is not counted or not finite, and which rows are."""
+    mask = (rows < M)[:, None] & (dims < D)[None, :]
+    at = rows.to(tl.int64)
+    x = tl.load(X + at[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0).to(tl.float32)
+    taken = (tl.max((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, 1) == 0) & (rows < M)
+    if HAS_COUNTED:
+        taken = taken & (tl.load(COUNTED + head * M + at, mask=rows < M, other=0) != 0)
+    return tl.where(taken[:, None], x, 0.0), taken
+
+
+def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+    """x [B, H, M, D], counted [B, H, M] bool or None -> [B, H, D, D] fp64, the accuracy of fp32"""
+    batch, heads, rows, dim = x.shape
+    out = torch.empty(batch, heads, dim, dim, dtype=torch.float64, device=x.device)
+    if out.numel():
+        moment_kernel[(batch * heads,)](
+            x,
+            x if counted is None else counted.contiguous().view(torch.uint8),
+            out,
+            heads,
+            rows,
+            *x.stride(),
+            D=dim,
+            BM=32,
+            BD=padded(dim),
+            HAS_COUNTED=counted is not None,
+            CENTRED=centred,
+            num_warps=8,
+            num_stages=1,
+        )
+    return out

@@ -1,0 +1,218 @@
+"""Which tiles a sparse attention call computes, as tensors of fixed size: built on the device, not read back.
+
+The keys of a query group are one stream: its kept K/V groups in order, neighbours merged into runs. The
+stream is cut into tiles of keys; a tile may begin in one run and end in the next, so that short runs fill
+tiles too. Tiles that are full come first. A tile that more than two runs would have to fill is cut short, and
+cut tiles come last: only they need a mask. The rows of a query group are cut into tall tiles, and into one
+low tile where what is left is short.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...types import Route
+from .shapes import cdiv, padded
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    """Tiles of keys for every query group, and how many tiles of rows every query group has.
+
+    Key i of a tile is token `first base + i` of the group-major order while i is below the split, and
+    `other base + i` from there on. In a cut tile the upper 16 bits of the split count its keys.
+    """
+
+    key_tiles: (
+        Tensor  # [B, H, Cq, room, 3] int32: base of the first keys, how many of them, base of the others
+    )
+    counts: Tensor  # [B, H, Cq, 2] int32: full tiles (from the front), cut tiles (from the back)
+    tall_ends: Tensor  # [B, H, Cq + 1] int32: running number of tall row tiles, rows of no group last
+    low_ends: Tensor | None  # [B, H, Cq + 1] int32: the same of the low ones, if there are any
+    rows: int  # of a tall tile; a low one has half of them
+
+    @property
+    def bytes(self) -> int:
+        tensors = (self.key_tiles, self.counts, self.tall_ends, self.low_ends)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    def row_tiles(self, queries: int, low: bool) -> int:
+        """How many tiles of that kind a head can have at most, from shapes alone."""
+        groups = self.tall_ends.shape[-1]
+        return groups if low else cdiv(queries, self.rows) + groups
+
+
+def key_room(keys: int, groups: int, tile_keys: int) -> int:
+    """Tiles that a query group can need at most. Two runs end in every cut tile, so there are few of them."""
+    return cdiv(keys, tile_keys) + cdiv(cdiv(groups, 2), 2) + 1
+
+
+@triton.jit
+def key_tiles_kernel(
+    CELLS,  # [B, H, CQ, C] uint8
+    OFFSETS,  # [B, Hkv, C + 1] int64
+    TILES,  # [B, H, CQ, room, 3] int32
+    COUNTS,  # [B, H, CQ, 2] int32
+    H,
+    shares,
+    CQ,
+    C,
+    room,
+    TILE_KEYS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = row // CQ
+    CELLS += row * C
+    OFFSETS += (head // H * (H // shares) + head % H // shares) * (C + 1)
+    TILES += row * room * 3
+    first = tl.zeros([], tl.int32)  # of the tile that is being filled
+    taken = tl.zeros([], tl.int32)  # keys in it from the run in which it began; 0: none
+    begin = tl.zeros([], tl.int32)  # of the run that is being collected
+    end = tl.zeros([], tl.int32)
+    full = tl.zeros([], tl.int32)
+    cut = tl.zeros([], tl.int32)
+    for group in range(0, C + 1):
+        # one group more than there are closes the last run
+        inside = group < C
+        kept = tl.load(CELLS + group, mask=inside, other=0) != 0
+        start = tl.load(OFFSETS + group, mask=inside, other=0).to(tl.int32)
+        stop = tl.load(OFFSETS + group + 1, mask=inside, other=0).to(tl.int32)
+        kept = kept & (stop > start)
+        joins = kept & (start == end) & (end > begin)
+        closes = (end > begin) & (joins == 0) & (kept | (inside == 0))
+        if closes:
+            length = end - begin
+            if taken > 0:
+                wanted = TILE_KEYS - taken
+                live = tl.minimum(length, wanted)
+                # the second run goes on where the first one ended, so its base lies `taken` keys before it
+                place = tl.where(live == wanted, full, room - 1 - cut)
+                tl.store(TILES + place * 3, first)
+                tl.store(TILES + place * 3 + 1, tl.where(live == wanted, taken, taken | (taken + live) << 16))
+                tl.store(TILES + place * 3 + 2, begin - taken)
+                full += (live == wanted).to(tl.int32)
+                cut += (live < wanted).to(tl.int32)
+                begin += live
+                length -= live
+            for _ in range(0, length // TILE_KEYS):
+                tl.store(TILES + full * 3, begin)
+                tl.store(TILES + full * 3 + 1, TILE_KEYS)
+                tl.store(TILES + full * 3 + 2, begin)
+                full += 1
+                begin += TILE_KEYS
+            taken = length % TILE_KEYS
+            first = begin
+            begin = end
+        begin = tl.where(kept & (joins == 0), start, begin)
+        end = tl.where(kept, stop, end)
+    if taken > 0:
+        place = room - 1 - cut
+        tl.store(TILES + place * 3, first)
+        tl.store(TILES + place * 3 + 1, taken | taken << 16)
+        tl.store(TILES + place * 3 + 2, first)
+        cut += 1
+    tl.store(COUNTS + row * 2, full)
+    tl.store(COUNTS + row * 2 + 1, cut)
+
+
+@triton.jit
+def row_tiles_kernel(
+    OFFSETS,  # [B, H, CQ + 1] int64
+    TALL,  # [B, H, CQ + 1] int32
+    LOW,  # [B, H, CQ + 1] int32
+    NQ,
+    CQ,
+    ROWS: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    BC: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    OFFSETS += head * (CQ + 1)
+    tall = tl.zeros([], tl.int32)
+    low = tl.zeros([], tl.int32)
+    for first in range(0, CQ + 1, BC):
+        ids = first + tl.arange(0, BC)
+        start = tl.load(OFFSETS + ids, mask=ids <= CQ, other=0).to(tl.int32)
+        stop = tl.load(OFFSETS + ids + 1, mask=ids < CQ, other=NQ).to(tl.int32)
+        size = tl.where(ids <= CQ, stop - start, 0)
+        rest = size % ROWS
+        high = size // ROWS + (rest > (ROWS // 2 if HAS_LOW else 0)).to(tl.int32)
+        tl.store(TALL + head * (CQ + 1) + ids, tall + tl.cumsum(high, 0), mask=ids <= CQ)
+        tall += tl.sum(high, 0)
+        if HAS_LOW:
+            short = ((rest > 0) & (rest <= ROWS // 2)).to(tl.int32)
+            tl.store(LOW + head * (CQ + 1) + ids, low + tl.cumsum(short, 0), mask=ids <= CQ)
+            low += tl.sum(short, 0)
+
+
+@triton.jit
+def row_tile(ENDS, OFFSETS, NQ, CQ, index, ROWS: tl.constexpr, LOW: tl.constexpr):
+    """Group, first and last row (in the group-major order) of row tile `index` of a head; an index past the
+    last tile has no rows. ENDS and OFFSETS point to the head."""
+    below = tl.zeros([], tl.int32)  # a search for the first group whose tiles end after `index`
+    above = tl.zeros([], tl.int32) + CQ + 1
+    while below < above:
+        middle = (below + above) // 2
+        passed = tl.load(ENDS + middle) <= index
+        below = tl.where(passed, middle + 1, below)
+        above = tl.where(passed, above, middle)
+    known = below <= CQ
+    start = tl.load(OFFSETS + below, mask=known, other=0).to(tl.int32)
+    stop = tl.load(OFFSETS + below + 1, mask=below < CQ, other=NQ).to(tl.int32)
+    if LOW:
+        start += (stop - start) // ROWS * ROWS
+    else:
+        before = tl.load(ENDS + below - 1, mask=known & (below > 0), other=0)
+        start += (index - before) * ROWS
+        stop = tl.minimum(start + ROWS, stop)
+    return below, start, tl.where(known, stop, start)
+
+
+def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = True) -> TileSchedule:
+    """The key tiles of every query group and the row tiles of every head.
+
+    Args:
+        route: which cells are computed.
+        tile_rows: rows of a tall tile.
+        tile_keys: keys of a tile.
+        low: whether what is left of a query group may be a tile of half the rows.
+    """
+    batch, heads, cq, ck = route.cells.shape
+    device, queries = route.cells.device, route.query.order.shape[-1]
+    room = key_room(route.kv.order.shape[-1], ck, tile_keys)
+    key_tiles = torch.empty(batch, heads, cq, room, 3, dtype=torch.int32, device=device)
+    counts = torch.empty(batch, heads, cq, 2, dtype=torch.int32, device=device)
+    tall = torch.empty(batch, heads, cq + 1, dtype=torch.int32, device=device)
+    low_ends = torch.empty_like(tall) if low else None
+    if counts.numel():
+        key_tiles_kernel[(batch * heads * cq,)](
+            route.cells.contiguous().view(torch.uint8),
+            route.kv.offsets.contiguous(),
+            key_tiles,
+            counts,
+            heads,
+            heads // route.kv.offsets.shape[1],
+            cq,
+            ck,
+            room,
+            TILE_KEYS=tile_keys,
+            num_warps=1,
+        )
+    row_tiles_kernel[(batch * heads,)](
+        route.query.offsets.contiguous(),
+        tall,
+        tall if low_ends is None else low_ends,
+        queries,
+        cq,
+        ROWS=tile_rows,
+        HAS_LOW=low,
+        BC=min(1024, padded(cq + 1)),
+        num_warps=4,
+    )
+    return TileSchedule(key_tiles, counts, tall, low_ends, tile_rows)

@@ -1,0 +1,101 @@
+"""All Lloyd steps of a small clustering in one launch: one program per head, rows and centres in the cache.
+
+The sums of a step are products with a one-hot matrix, so the order of additions is fixed. Rows and centres
+are split into two parts of 16 bits, as in kmeans.py.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .kmeans import only_finite
+from .shapes import padded
+
+MAX_ROWS, MAX_CENTRES, MAX_RANK = 4096, 64, 128
+
+
+@triton.jit
+def small_kmeans_kernel(
+    X,  # [G, N, R] fp32
+    CENTRES,  # [G, C, R] fp32, overwritten
+    LABELS,  # [G, N] int64
+    SIZES,  # [G, C] int64
+    N,
+    C,
+    steps,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    BC: tl.constexpr,
+    BR: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    X += head * N * R
+    CENTRES += head * C * R
+    dims = tl.arange(0, BR)
+    ids = tl.arange(0, BC)
+    mask = (ids < C)[:, None] & (dims < R)[None, :]
+    at = CENTRES + ids[:, None] * R + dims[None, :]
+    for _ in range(0, steps):
+        c = only_finite(tl.load(at, mask=mask, other=0.0))
+        half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
+        c_high = c.to(tl.float16)
+        c_low = (c - c_high.to(tl.float32)).to(tl.float16)
+        sums = tl.zeros([BC, BR], tl.float32)
+        sizes = tl.zeros([BC], tl.int32)
+        for first in tl.range(0, N, BN, num_stages=1):
+            rows = first + tl.arange(0, BN)
+            x_mask = (rows < N)[:, None] & (dims < R)[None, :]
+            x = only_finite(tl.load(X + rows[:, None] * R + dims[None, :], mask=x_mask, other=0.0))
+            high = x.to(tl.float16)
+            low = (x - high.to(tl.float32)).to(tl.float16)
+            products = tl.dot(c_high, tl.trans(high))  # [BC, BN]
+            products = tl.dot(c_low, tl.trans(high), products)
+            distance = half[:, None] - tl.dot(c_high, tl.trans(low), products)
+            least = tl.min(distance, 0)
+            label = tl.min(tl.where(distance == least[None, :], ids[:, None], C), 0)
+            label = tl.where(least == float("inf"), 0, label)
+            mine = (ids[:, None] == label[None, :]) & (rows < N)[None, :]
+            one_hot = mine.to(tl.float32).to(tl.float16)
+            sums = tl.dot(one_hot, high, sums)
+            sums = tl.dot(one_hot, low, sums)
+            sizes += tl.sum(mine.to(tl.int32), 1)
+            tl.store(LABELS + head * N + rows, label.to(tl.int64), mask=rows < N)
+        means = sums / tl.maximum(sizes, 1).to(tl.float32)[:, None]
+        # an empty group keeps its centre; read again rather than held in registers
+        tl.store(at, means, mask=mask & (sizes > 0)[:, None])
+        tl.store(SIZES + head * C + ids, sizes.to(tl.int64), mask=ids < C)
+        tl.debug_barrier()  # the next step reads the centres with other threads
+
+
+def fits(x: Tensor, centres: Tensor, valid: Tensor | None) -> bool:
+    """Whether one program can hold what a step needs."""
+    small = x.shape[1] <= MAX_ROWS and centres.shape[1] <= MAX_CENTRES and x.shape[2] <= MAX_RANK
+    return small and valid is None and x.numel() > 0 and centres.numel() > 0
+
+
+def small_kmeans(x: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x [G, N, R] fp32, centres [G, C, R] -> labels [G, N] int64, centres, sizes [G, C] int64"""
+    heads, count, rank = x.shape
+    centres = centres.clone(memory_format=torch.contiguous_format)
+    labels = torch.empty(heads, count, dtype=torch.long, device=x.device)
+    sizes = torch.empty(heads, centres.shape[1], dtype=torch.long, device=x.device)
+    small_kmeans_kernel[(heads,)](
+        x.contiguous(),
+        centres,
+        labels,
+        sizes,
+        count,
+        centres.shape[1],
+        steps,
+        R=rank,
+        BN=32,
+        BC=padded(centres.shape[1]),
+        BR=padded(rank),
+        num_warps=8,
+        num_stages=1,
+    )
+    return labels, centres, sizes

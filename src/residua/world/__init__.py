@@ -1,0 +1,47 @@
+"""A small world model that ships with the package: balls that are thrown, fall, bounce and collide.
+
+The architecture is Wan's (diffusers' `WanTransformer3DModel`), small enough for two CPU cores: dense and
+sparse attention can be compared on something trained, without a download. See MODEL_CARD.md beside this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from .pipeline import WorldPipeline
+
+__all__ = ["WEIGHTS", "load_pipeline"]
+
+WEIGHTS = Path(__file__).parent / "weights"
+
+
+def load_pipeline(
+    folder: str | Path = WEIGHTS, torch_dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> WorldPipeline:
+    """The pipeline with trained weights.
+
+    Args:
+        folder: The shipped weights unless another folder is named.
+        torch_dtype: float32 unless told otherwise.
+        device: Where to put the model.
+
+    Returns:
+        A diffusers pipeline.
+    """
+    try:
+        import diffusers  # noqa: F401
+    except ImportError as error:
+        raise ImportError("residua.world needs diffusers; pip install residua[diffusers]") from error
+    from .pipeline import WorldPipeline
+
+    if not (Path(folder) / "model_index.json").is_file():
+        raise FileNotFoundError(
+            f"{folder}: no model_index.json; wanted a folder as written by python -m training.train"
+        )
+    options = {} if torch_dtype is None else {"torch_dtype": torch_dtype}
+    pipeline: WorldPipeline = WorldPipeline.from_pretrained(str(folder), local_files_only=True, **options)
+    return pipeline.to(device)

@@ -1,0 +1,139 @@
+"""The self-test of a backend, and what follows from it; on the CPU, with backends that compute wrongly."""
+
+from __future__ import annotations
+
+import json
+from unittest import mock
+
+import pytest
+import torch
+
+from residua.errors import BackendError
+from residua.execution import gpu_cache, self_test
+from residua.execution.backend import BACKENDS, Demand, choose_backend
+from residua.execution.portable import Portable
+from residua.execution.triton import TritonBackend
+
+CPU = torch.device("cpu")
+SHAPE = ((2, 1, 65, 90, 32),)
+
+
+class Wrong(Portable):
+    name = "wrong"
+
+    def attend(self, *arguments, **options):
+        out, lse = super().attend(*arguments, **options)
+        return out * 1.1, lse
+
+
+class Raising(Portable):
+    name = "raising"
+
+    def cell_mass(self, *arguments):
+        raise RuntimeError("an illegal memory access was encountered\nand more")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path))
+    monkeypatch.setattr(self_test, "_DONE", set())
+    return tmp_path
+
+
+def test_a_sound_backend_passes():
+    checks = self_test.run_self_test(Portable(), CPU, SHAPE)
+    assert len(checks) == 2 * 12
+    assert all(check.passed for check in checks), [check for check in checks if not check.passed]
+    assert self_test.record(Portable(), CPU, checks) is None
+
+
+def test_a_wrong_kernel_fails_and_the_others_do_not():
+    checks = self_test.run_self_test(Wrong(), CPU, SHAPE, (torch.bfloat16,))
+    failed = {check.kernel for check in checks if not check.passed}
+    assert failed == {"attend", "attend, summary", "attend, drift"}
+
+
+def test_a_kernel_that_raises_is_a_verdict_not_an_error():
+    checks = self_test.run_self_test(Raising(), CPU, SHAPE, (torch.float16,))
+    (bad,) = [check for check in checks if not check.passed]
+    assert bad.kernel == "cell_mass"
+    assert bad.problem == "an illegal memory access was encountered"
+
+
+def test_the_verdict_is_kept_and_can_be_reversed(cache):
+    reason = self_test.record(Wrong(), CPU, self_test.run_self_test(Wrong(), CPU, SHAPE, (torch.bfloat16,)))
+    assert "failed its self-test" in reason
+    assert "attend (bfloat16" in reason
+    assert self_test.first_use(Wrong(), CPU) == reason
+    assert json.loads((cache / "gpus.json").read_text())
+    assert self_test.record(Wrong(), CPU, self_test.run_self_test(Portable(), CPU, SHAPE)) is None
+    assert self_test.first_use(Wrong(), CPU) is None
+
+
+def test_first_use_runs_once_per_gpu_and_version(monkeypatch):
+    runs = mock.Mock(return_value=[])
+    monkeypatch.setattr(self_test, "run_self_test", runs)
+    assert self_test.first_use(Portable(), CPU) is None
+    assert self_test.first_use(Portable(), CPU) is None
+    assert runs.call_count == 1
+    monkeypatch.setattr(gpu_cache, "gpu_key", lambda device: "another GPU")
+    monkeypatch.setattr(self_test, "gpu_key", lambda device: "another GPU")
+    self_test.first_use(Portable(), CPU)
+    assert runs.call_count == 2
+    monkeypatch.setenv("RESIDUA_SELF_TEST", "0")
+    monkeypatch.setattr(gpu_cache, "gpu_key", lambda device: "a third GPU")
+    self_test.first_use(Portable(), CPU)
+    assert runs.call_count == 2
+
+
+def test_a_backend_that_failed_is_not_chosen(monkeypatch):
+    """On a GPU that exists only in this test."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    cuda, failed = torch.device("cuda"), "failed its self-test on this GPU: attend"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr("residua.execution.flashinfer.missing_flashinfer", lambda: "not here")
+    demand = Demand(cuda, torch.bfloat16, 128, 128)
+    gpu_cache.remember(cuda, passed=["triton"], failed={})
+    assert choose_backend("auto", demand).name == "triton"
+    gpu_cache.remember(cuda, passed=[], failed={"triton": failed})
+    assert TritonBackend().reasons(demand) == [failed]
+    with pytest.raises(BackendError, match="failed its self-test"):
+        choose_backend("auto", demand)
+    assert choose_backend("portable", demand).name == "portable"
+
+
+def test_an_old_gpu_is_told_so_and_gets_no_slow_backend(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
+    with pytest.raises(BackendError, match=r"sm_75: takes sm_80 and newer(.|\n)*portable: slower on a GPU"):
+        choose_backend("auto", Demand(torch.device("cuda"), torch.float16, 128, 128))
+
+
+def test_auto_follows_what_was_measured(monkeypatch):
+    class Other(Portable):
+        name, priority, gpu_by_itself = "other", 5, True
+
+    class Another(Portable):
+        name, priority, gpu_by_itself = "another", 4, True
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    demand = Demand(torch.device("cuda"), torch.float64, 128, 128)
+    known = {"other": Other(), "another": Another()}
+    with mock.patch("residua.execution.backend.backends", lambda: known):
+        assert choose_backend("auto", demand).name == "other"
+        gpu_cache.remember(torch.device("cuda"), order=["another", "other"])
+        assert choose_backend("auto", demand).name == "another"
+    assert "other" not in dict(BACKENDS)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "{", '{"cpu": 3}', "null"])
+def test_a_broken_cache_is_no_cache(cache, content):
+    (cache / "gpus.json").write_text(content)
+    assert gpu_cache.recall(CPU) == {}
+    gpu_cache.remember(CPU, passed=["portable"])
+    assert gpu_cache.recall(CPU) == {"passed": ["portable"]}

@@ -1,0 +1,89 @@
+"""Runs a part of the tests on a native library that watches itself: `python tests/fuzz/sanitize.py address`.
+
+"address" finds reads and writes out of bounds and undefined behaviour, "thread" finds data races. The library
+is built in a copy of the package under build/, so that the installed one stays as it is. Needs GCC on Linux.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+KINDS = {"address": ("address,undefined", "libasan.so"), "thread": ("thread", "libtsan.so")}
+CASES = {"address": "150", "thread": "40"}
+TESTS = {
+    "address": ["test_native.py", "test_native_slots.py", "test_native_small.py", "test_native_stages.py"],
+    "thread": [],
+}
+
+
+def build(kind: str) -> Path:
+    """A copy of the package with a library that was compiled with the sanitizer: a folder to import."""
+    folder = ROOT / "build" / f"sanitize-{kind}"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__", "*.so", "weights"))
+    with mock.patch("setuptools.setup"):
+        settings = runpy.run_path(str(ROOT / "setup.py"))
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    flags = ["-std=c++17", "-O1", "-g", "-fPIC", "-pthread", "-fno-omit-frame-pointer", "-w"]
+    flags += [f"-fsanitize={KINDS[kind][0]}", "-fno-sanitize-recover=undefined"]
+
+    def compiled(source: Path) -> str:
+        own = settings["X86_FLAGS"].get(source.stem, []) if x86 else []
+        target = folder / (source.stem + ".o")
+        subprocess.run(["g++", *flags, *own, "-c", str(source), "-o", str(target)], check=True)
+        return str(target)
+
+    room = folder / "residua" / "execution" / "native"
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compiled, sorted((room / "src").glob("*.cpp"))))
+    subprocess.run(["g++", "-shared", *flags, *objects, "-o", str(room / "_native.so")], check=True)
+    return folder
+
+
+def main() -> int:
+    kind = sys.argv[1] if len(sys.argv) > 1 else "address"
+    folder = build(kind)
+    runtime = subprocess.run(
+        ["gcc", f"-print-file-name={KINDS[kind][1]}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(folder),
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "TSAN_OPTIONS": f"halt_on_error=0:exitcode=66:suppressions={ROOT / 'tests/fuzz/tsan.txt'}",
+    }
+    fuzz = [
+        sys.executable,
+        str(ROOT / "tests/fuzz/run.py"),
+        "--cases",
+        CASES[kind],
+        "--seconds",
+        "1800",
+        "--brief",
+    ]
+    runs = [fuzz]
+    if TESTS[kind]:
+        tests = [str(ROOT / "tests/execution" / name) for name in TESTS[kind]]
+        runs.append([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests])
+    for command in runs:
+        print("$", " ".join(command), flush=True)
+        status = subprocess.run(command, env=environment, cwd=ROOT).returncode
+        if status:
+            return status
+    print(f"{kind}: clean")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

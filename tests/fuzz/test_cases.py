@@ -1,0 +1,72 @@
+"""Random calls, the same on every machine: `make fuzz SECONDS=600` runs others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from cases import Case, make
+from checks import check
+
+CASES, PARTS = 2000, 40
+
+# Seeds whose cases broke a promise once (docs/reliability.md): all checks, every time.
+PAST = (1104, 1182, 1318, 3004, 3008, 3014, 3027, 3050, 3090)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_random_calls(part):
+    broken = []
+    for seed in range(part, CASES, PARTS):
+        case = make(seed)
+        broken += [f"{case}\n    {line}" for line in check(case, thorough=False)]
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("seed", PAST)
+def test_past_failures(seed):
+    assert check(make(seed)) == []
+
+
+@pytest.mark.parametrize(
+    "changes, settings",
+    [
+        # The probe fit read eigenvectors that were never written: NaN from time to time.
+        (
+            {"batch": 2, "queries": 300, "keys": 300, "dim": 64, "value_dim": 64, "fill": "zero",
+             "where": "q", "dtype": torch.bfloat16, "layout": "misaligned"},
+            {"kv_groups": 300, "reconstruction": "probe", "probes": 64, "partition": "semantic"},
+        ),
+        # Products of torch differed with the number of matrices beside them.
+        (
+            {"batch": 3, "heads": 4, "kv_heads": 2, "queries": 128, "keys": 128, "dim": 96, "value_dim": 13},
+            {"probes": 0, "reconstruction": "tail", "query_groups": 1, "summary_slots": 64, "density": 0.22},
+        ),
+        (
+            {"batch": 2, "heads": 2, "kv_heads": 1, "queries": 200, "keys": 200, "dim": 17, "value_dim": 17},
+            {"reconstruction": "anchored", "summary_slots": 3, "drift_rank": 1, "density": 0.5},
+        ),
+        # A metric of rank 15 in 256 dimensions.
+        (
+            {"batch": 2, "heads": 2, "kv_heads": 2, "queries": 130, "keys": 130, "dim": 256,
+             "value_dim": 256},
+            {"kv_groups": 16, "density": 0.001, "partition": "response"},
+        ),
+        # Ties among all scores.
+        (
+            {"batch": 2, "heads": 4, "kv_heads": 2, "queries": 130, "keys": 130, "dim": 24, "value_dim": 24,
+             "scale": 0.0, "layout": "expanded heads"},
+            {"reconstruction": "anchored", "density": 0.3},
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("seed", range(3))
+def test_results_depend_on_the_call_alone(changes, settings, seed):
+    base = make(9000 + seed)
+    plain: dict = {"heads": 1, "kv_heads": 1, "dtype": torch.float32, "layout": "plain", "fill": "normal",
+                   "mask": "random", "scale": None, "pinned": [], "exact": [], "steps": 1,
+                   "isa": None}  # fmt: skip
+    settings = {**base.settings, "backend": "auto", "max_error": None, "balance": False, **settings}
+    case: Case = dataclasses.replace(base, **{**plain, **changes}, settings=settings)
+    assert check(case) == []

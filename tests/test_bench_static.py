@@ -1,0 +1,98 @@
+"""The static cost model: what it counts, and that its parts fit each other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from residua.bench.static import model
+from residua.bench.static.gpus import GPUS, H100, find_gpu
+from residua.bench.static.report import yardstick
+from residua.bench.static.route import count_tiles, pack, real_route
+from residua.bench.static.sass import Code, Loop, _natural_loops
+from residua.bench.static.task import make_task
+from residua.bench.static.work import Work
+from residua.errors import InputError
+
+
+def test_packing_fills_tiles_over_two_runs():
+    assert pack([64], 64) == (1, 0)
+    assert pack([40, 24], 64) == (1, 0)
+    assert pack([40, 88], 64) == (2, 0)
+    assert pack([10, 10, 10], 64) == (0, 2)  # a tile takes from two runs at most
+    assert pack([], 64) == (0, 0)
+
+
+@pytest.mark.parametrize("concentration", ["broad", "medium", "sparse"])
+def test_utilisation_of_a_short_call(concentration):
+    route = real_route(8192, 128, 0.22, concentration)
+    tiles = count_tiles(route, 128, 64, low=True)
+    assert tiles.utilisation >= 0.70
+    assert tiles.utilisation > count_tiles(route, 128, 64, low=False).utilisation
+    assert tiles.pairs <= tiles.issued_pairs
+
+
+def test_loops_are_told_from_waits_that_branch_back():
+    """A wait that the compiler moved to the end branches back into the middle of nothing."""
+    code = [("MOV", ""), ("FADD", ""), ("BRA.IF", "`(.L_x_3)"), ("FMUL", ""), ("BRA.IF", "`(.L_x_1)"),
+            ("EXIT", ""), ("NOP", ""), ("BRA", "`(.L_x_2)")]  # fmt: skip
+    labels = {".L_x_1": 1, ".L_x_2": 3, ".L_x_3": 6}
+    ((header, body),) = _natural_loops(code, labels)
+    assert header == 1
+    assert body == {1, 2, 3, 4, 6, 7}
+
+
+def test_what_bounds_a_kernel():
+    loop = Loop(1, 100, 50, 0, 8, True)
+    code = Code("k", 128, 1024, 8, 120, (loop,))
+    programs = 132 * 100
+    assert model.kernel_ms(Work(1e9), code, 1, H100)[1] == "memory"
+    assert model.kernel_ms(Work(10.0), code, 1, H100)[1] == "launch"
+    assert model.kernel_ms(Work(10.0, (1e6,), 1e15), code, programs, H100)[1] == "matrix"
+    assert model.kernel_ms(Work(10.0, (1e9,), 1.0), code, programs, H100)[1] == "issue"
+    ms, bound = model.kernel_ms(Work(10.0, serial_cycles=1.6e9), code, 132, H100)
+    assert bound == "latency"
+    assert ms == pytest.approx(1000)
+    assert model.occupancy(code, H100) == 2
+
+
+def test_instructions_stay_near_a_plain_dense_kernel():
+    """The attention kernel's inner loop on sm_90: at most 1.15 times that of a FlashAttention-2 style one."""
+    from functools import partial
+
+    from residua.execution.triton import TritonBackend, gate, gate_cases
+
+    launch = partial(gate_cases._attend, 128, gate_cases.BF16, ", drift")
+    with gate.compile_only(90) as seen:
+        launch(TritonBackend())
+    kernels = [k for k in seen if k.metadata.name == "attend_kernel"]
+    codes = [model.read_code(k, gate.usage(k.asm["cubin"])["REG"]) for k in kernels]
+    flash = yardstick(H100, 128).products[0].instructions
+    assert [len(code.products) for code in codes] == [3, 3]  # full tiles, cut tiles, summary
+    assert all(code.products[0].instructions <= 1.15 * flash for code in codes)
+
+
+def test_tasks_and_gpus_by_name():
+    task = make_task(None, None, None, 0.22, "wan2.2")
+    assert (task.tokens, task.heads, task.head_dim) == (75600, 40, 128)
+    assert make_task(8192, 24, None, 0.1, None).label == "a call"
+    assert find_gpu("RTX 4090") is GPUS["4090"]
+    assert find_gpu("nvidia_h100") is H100
+    with pytest.raises(InputError, match="wanted one of h100"):
+        find_gpu("voodoo2")
+    with pytest.raises(InputError, match="density"):
+        make_task(None, None, None, 0.0, None)
+
+
+@pytest.mark.slow
+def test_the_whole_estimate():
+    found = model.estimate(model.Task(8192, 4, 128, 0.22), H100, workers=1)
+    report = json.loads(json.dumps(found.to_dict()))
+    first = ["estimated_ms", "launches", "gigabytes", "peak_gib", "mma_utilisation", "stages"]
+    assert list(report)[:6] == first
+    assert report["estimated_ms"] >= max(found.host_ms, 0)
+    assert sum(stage["launches"] for stage in report["stages"]) == report["launches"]
+    assert {"grouping", "routing", "summary", "probes", "attention"} <= {s["stage"] for s in report["stages"]}

@@ -1,0 +1,52 @@
+"""Random clips to train on and to validate with, simulated many at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from residua.world.scenes import Layout, Scene, random_layout, random_scene
+from residua.world.simulator import Paths, simulate
+
+_CHUNK = 256  # clips simulated together
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Scenes, where their balls start, and what happens then."""
+
+    scenes: list[Scene]
+    layouts: list[Layout]
+    paths: Paths
+
+    def __getitem__(self, rows: slice) -> Clips:
+        return Clips(self.scenes[rows], self.layouts[rows], self.paths[rows])
+
+
+def draw_clips(seed: int, first: int, count: int, balls: tuple[float, ...]) -> Clips:
+    """Clips number first, first + 1, ... of an endless series.
+
+    Args:
+        seed: Of the series.
+        first: Number of the first clip.
+        count: How many; they must not cross the border of a chunk of 256.
+        balls: Shares of clips with one, two and three balls.
+
+    Returns:
+        The clips; the same numbers are always the same clips.
+    """
+    chunk, offset = divmod(first, _CHUNK)
+    assert offset + count <= _CHUNK, (first, count)
+    return _chunk(seed, chunk, balls)[offset : offset + count]
+
+
+@lru_cache(maxsize=4)
+def _chunk(seed: int, number: int, balls: tuple[float, ...]) -> Clips:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+    shares = torch.tensor(balls)
+    counts = 1 + torch.multinomial(shares, _CHUNK, replacement=True, generator=generator)
+    scenes = [random_scene(generator, int(count)) for count in counts]
+    layouts = [random_layout(scene, generator) for scene in scenes]
+    return Clips(scenes, layouts, simulate(scenes, layouts))

@@ -1,0 +1,245 @@
+"""One training run: recipe, models, averages, optimisers; a step at a time."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from torch import Tensor, nn
+
+from residua.world.model import WorldModel, build_model, forward_tokens
+from residua.world.pipeline import WorldPipeline
+from residua.world.scenes import MAX_BALLS
+
+from .batches import Batch, BatchShape, make_batch
+from .clips import draw_clips
+from .optim import Muon, fast_bfloat16
+from .strips import HELD_OUT_SEED
+
+# One ball: many clips where it matters, between other cuts of about as many tokens: whole frames, blocks.
+ONE_BALL_SHAPES = (
+    BatchShape(16, "near", 160, 56),
+    BatchShape(16, "near", 160, 56),
+    BatchShape(3, "frames", 1024),
+    BatchShape(16, "near", 160, 56),
+    BatchShape(16, "near", 160, 56, num_frames=16),
+    BatchShape(3, "blocks", 1024),
+    BatchShape(16, "near", 160, 56, num_frames=64),
+)
+MANY_BALL_SHAPES = (
+    BatchShape(16, "near", 256, 104),
+    BatchShape(16, "near", 256, 104),
+    BatchShape(3, "frames", 1024),
+    BatchShape(16, "near", 256, 104),
+    BatchShape(16, "near", 256, 104, num_frames=16),
+    BatchShape(3, "blocks", 1024),
+    BatchShape(16, "near", 256, 104, num_frames=64),
+    BatchShape(16, "near", 256, 104, num_frames=128),
+)
+# Long subsets and whole clips: attention learns to find its keys among as many as it meets when sampling.
+LONG_SHAPES = (
+    BatchShape(1, "frames", 3072),
+    BatchShape(1, "blocks", 3072),
+    BatchShape(1, "all", num_frames=16),
+    BatchShape(1, "blocks", 3072, num_frames=64),
+    BatchShape(1, "all"),
+    BatchShape(1, "blocks", 3072, num_frames=128),
+)
+VALIDATION_SHAPE = BatchShape(4, "frames", 1024)
+VALIDATION_LEVELS = (0.6, 0.85, 1.0)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """So many steps on clips with one, two and three balls in these shares, cut into these shapes in turn."""
+
+    steps: int
+    balls: tuple[float, float, float]
+    shapes: tuple[BatchShape, ...]
+
+
+STAGES = (
+    Stage(1200, (1.0, 0.0, 0.0), ONE_BALL_SHAPES),
+    Stage(3000, (0.25, 0.4, 0.35), MANY_BALL_SHAPES),
+    Stage(100, (0.25, 0.4, 0.35), LONG_SHAPES),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines the result."""
+
+    stages: tuple[Stage, ...] = STAGES
+    seed: int = 0
+    num_layers: int = 6
+    muon_lr: float = 0.004
+    adam_lr: float = 1e-3
+    # Queries and keys are normalised: only the weights of these norms, which start at 1 and change by at most
+    # the learning rate per step, can sharpen attention. In a run this short they need a faster rate.
+    sharpness_factor: float = 3.0
+    warmup: int = 60
+    cooldown: int = 700  # steps over which the rates fall to zero at the end
+    ema: float = 0.998
+    shift: float = 3.0
+    drop_prompt: float = 0.05
+    validation_shape: BatchShape = VALIDATION_SHAPE
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    def stage_at(self, step: int) -> tuple[Stage, int]:
+        """The stage of a step, and the step's number in it."""
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage, step
+            step -= stage.steps
+        raise IndexError(f"step {step} after the last")
+
+    def rate_at(self, step: int) -> float:
+        """Factor of the learning rates: warm-up, a plateau, then linearly to zero."""
+        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.cooldown)
+
+
+RECIPES = {"world": Recipe()}
+
+
+class Trainer:
+    """The state of a run: all that a checkpoint holds."""
+
+    def __init__(self, recipe: Recipe, compile_blocks: bool = False) -> None:
+        self.recipe = recipe
+        self.model = build_model(
+            torch.Generator().manual_seed(recipe.seed),
+            recipe.num_layers,
+            max_balls=max(1 + i for stage in recipe.stages for i in range(MAX_BALLS) if stage.balls[i]),
+        )
+        self.average = copy.deepcopy(self.model).requires_grad_(False)
+        transformer = self.model.transformer
+        hidden = [
+            p for name, p in transformer.named_parameters() if name.startswith("blocks.") and p.ndim == 2
+        ]
+        sharpness = [
+            p for name, p in transformer.named_parameters() if ".norm_q." in name or ".norm_k." in name
+        ]
+        taken = {id(p) for p in hidden + sharpness}
+        rest = [p for p in self.model.parameters() if id(p) not in taken]
+        self.muon = Muon(hidden)
+        groups = [{"params": rest, "factor": 1.0}, {"params": sharpness, "factor": recipe.sharpness_factor}]
+        self.adam = torch.optim.AdamW(groups, lr=recipe.adam_lr, betas=(0.9, 0.99), weight_decay=0.0)
+        self.step = 0
+        self.seconds = 0.0
+        self.history: list[dict[str, float]] = []
+        self.blocks: Sequence[Callable[..., Tensor]] | None = None
+        if compile_blocks:
+            self.blocks = [torch.compile(block, dynamic=False) for block in transformer.blocks]
+
+    def train_step(self) -> float:
+        """One step of training; returns the loss."""
+        recipe = self.recipe
+        stage, number = recipe.stage_at(self.step)
+        shape = stage.shapes[number % len(stage.shapes)]
+        batch = make_batch(
+            self.model.transformer,
+            shape,
+            draw_clips(recipe.seed, 16 * self.step, shape.clips, stage.balls),
+            torch.Generator().manual_seed(recipe.seed * 1_000_003 + self.step),
+            shift=recipe.shift,
+            drop_prompt=recipe.drop_prompt,
+        )
+        prediction = predict(self.model, batch, self.blocks)
+        error = (prediction - batch.clean).square().mean(dim=(1, 2))
+        # The velocity loss of an x0 prediction, its weight bounded where little noise would make it explode.
+        loss = (error / batch.level.clamp_min(0.4).square()).mean()
+        self.model.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self._update()
+        self.step += 1
+        return loss.item()
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        rate = self.recipe.rate_at(self.step)
+        for group in self.adam.param_groups:
+            group["lr"] = self.recipe.adam_lr * rate * group["factor"]
+        self.adam.step()
+        self.muon.step(self.recipe.muon_lr * rate)
+        decay = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
+        values = [param.detach() for param in self.model.parameters()]
+        torch._foreach_lerp_(list(self.average.parameters()), values, 1 - decay)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Error of the averaged weights on fixed clips at a few noise levels, first frames left out."""
+        shape = self.recipe.validation_shape
+        stage, _ = self.recipe.stage_at(max(0, self.step - 1))
+        clips = draw_clips(HELD_OUT_SEED, 0, shape.clips, stage.balls)
+        errors = {}
+        for level in VALIDATION_LEVELS:
+            batch = make_batch(
+                self.average.transformer,
+                shape,
+                clips,
+                torch.Generator().manual_seed(1),
+                shift=self.recipe.shift,
+                drop_prompt=0.0,
+                level=level,
+            )
+            error = (predict(self.average, batch) - batch.clean)[~batch.given]
+            errors[f"mse@{level}"] = error.square().mean().item()
+        return errors
+
+    def pipeline(self) -> WorldPipeline:
+        """A pipeline around the averaged weights (not a copy)."""
+        return WorldPipeline(
+            transformer=self.average.transformer,
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=self.recipe.shift),
+            prompt_table=self.average.prompt_table,
+        )
+
+    def export(self, folder: Path) -> None:
+        """Write the averaged weights as a diffusers folder in half precision."""
+        half = copy.deepcopy(self.average).half()
+        pipeline = self.pipeline()
+        pipeline.register_modules(transformer=half.transformer, prompt_table=half.prompt_table)
+        pipeline.save_pretrained(folder, safe_serialization=True)
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint (atomically: an interrupted save leaves the previous one)."""
+        state = {
+            "model": self.model.state_dict(),
+            "average": self.average.state_dict(),
+            "adam": self.adam.state_dict(),
+            "muon": self.muon.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+        partial = path.with_suffix(".partial")
+        torch.save(state, partial)
+        os.replace(partial, path)
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average.load_state_dict(state["average"])
+        self.adam.load_state_dict(state["adam"])
+        self.muon.load_state_dict(state["muon"])
+        self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
+
+
+def predict(model: WorldModel, batch: Batch, blocks: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
+    """Predicted clean tokens of a batch; matrix products in bfloat16 where that is faster."""
+    context = model.prompt_table.encode(batch.scenes)
+    with torch.autocast("cpu", torch.bfloat16, enabled=fast_bfloat16()):
+        output = forward_tokens(
+            model.transformer, batch.inputs(), batch.rope, batch.level * 1000, context, blocks
+        )
+    return output.float()

@@ -92,7 +92,7 @@ def small_kmeans(x: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor
         centres.shape[1],
         steps,
         R=rank,
-        BN=32,
+        BN=16,
         BC=padded(centres.shape[1]),
         BR=padded(rank),
         num_warps=8,

@@ -18,7 +18,7 @@ from .execution.backend import Backend
 from .types import Call
 
 HUGE = 2.0**40  # numbers above it are brought to about 1; squares and sums of smaller ones are finite in fp32
-MAX_SCALE = 2.0**100  # such scores decide by their order alone
+MAX_SCALE = 2.0**50  # such scores decide by their order alone, and their squares are finite in fp32
 
 
 def tame(call: Call, backend: Backend) -> tuple[Call, int]:
@@ -71,7 +71,8 @@ def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Bac
     """
     if power:
         limit = torch.finfo(out.dtype).max
-        grown = out.double() * 2.0**power
+        half = power // 2  # 2**power alone may be too large even for fp64
+        grown = out.double() * 2.0**half * 2.0 ** (power - half)
         out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
     if call.broken_channels is not None and passes_on:
         lost = call.broken_channels.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]

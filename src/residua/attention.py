@@ -121,7 +121,8 @@ def attention(
             out, outcome = sparse_attention(call, config, state, backend, stopwatch)
         else:
             out, outcome = exact_attention(call, backend), None
-        out = give_back(out, call, power, passes_on=config.reconstruction != "none")
+        passes_on = config.reconstruction != "none"
+        out = give_back(out, call, power, passes_on, backend)
     if not return_receipt:
         return out
     return out, write_receipt(call, config, backend.name, stopwatch.timings, outcome)

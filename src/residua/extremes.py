@@ -18,7 +18,7 @@ from .execution.backend import Backend
 from .types import Call
 
 HUGE = 2.0**40  # numbers above it are brought to about 1; squares and sums of smaller ones are finite in fp32
-MAX_SCALE = 2.0**100  # such scores decide by their order alone
+MAX_SCALE = 2.0**50  # such scores decide by their order alone, and their squares are finite in fp32
 
 
 def tame(call: Call, backend: Backend) -> tuple[Call, int]:
@@ -34,7 +34,9 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
     if not call.q.numel() or not call.k.numel():
         return call, 0
     if call.q.device.type != "cpu":  # a GPU must not wait for the answers: it gets the notes alone
-        return _noted(call, torch.isfinite(call.k).all(-1), torch.isfinite(call.v).all(-1)), 0
+        keys = backend.find_broken(call.k, call.key_mask, by_row=True)
+        channels = backend.find_broken(call.v, call.key_mask, by_row=False)
+        return replace(call, broken_keys=keys, broken_channels=channels), 0
     (peak_q, _), (peak_k, good_k), (peak_v, good_v) = (backend.row_peaks(x) for x in (call.q, call.k, call.v))
     hidden = None if call.key_mask is None else ~call.key_mask[:, None]
     if hidden is not None:  # what is masked decides nothing
@@ -54,7 +56,7 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
     return replace(call, v=_shrunk(call.v, power)), power
 
 
-def give_back(out: Tensor, call: Call, power: int, passes_on: bool) -> Tensor:
+def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Backend) -> Tensor:
     """An output in the units of the user's values, with what dense attention would have lost.
 
     Args:
@@ -62,17 +64,19 @@ def give_back(out: Tensor, call: Call, power: int, passes_on: bool) -> Tensor:
         call: The tamed call.
         power: As from `tame`.
         passes_on: Whether values that are not finite reach every row, also of groups that were skipped.
+        backend: Changes the output where it must.
 
     Returns:
         The output; entries without any key are 0.
     """
     if power:
         limit = torch.finfo(out.dtype).max
-        grown = out.double() * 2.0**power
+        half = power // 2  # 2**power alone may be too large even for fp64
+        grown = out.double() * 2.0**half * 2.0 ** (power - half)
         out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
     if call.broken_channels is not None and passes_on:
         lost = call.broken_channels.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]
-        out = torch.where(lost & out.isfinite(), torch.nan, out)
+        out = backend.spoil(out, lost)
     if call.key_mask is not None:
         out = out.masked_fill(~call.key_mask.any(-1)[:, None, None, None], 0.0)
     return out

@@ -30,7 +30,7 @@ def default() -> Trace:
 
 def test_the_default_call_is_a_few_hundred_launches(default):
     assert_stays_on_the_device(default)
-    assert default.kernels <= 400
+    assert default.kernels <= 410
     assert default.peak_bytes <= 5 << 30
 
 

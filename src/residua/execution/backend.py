@@ -199,6 +199,14 @@ class Backend:
         """
         return plain.row_peaks(x)
 
+    def find_broken(self, x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
+        """Which rows of x [B, H, N, D], or which of its channels, hold NaN or Inf where mask [B, N] is not
+        False.  # [B, H, N] or [B, H, D] bool"""
+        bad = ~torch.isfinite(x)
+        if mask is not None:
+            bad &= mask[:, None, :, None]
+        return bad.any(-1) if by_row else bad.any(2)
+
     def only_finite(self, x: Tensor) -> Tensor:
         """x in fp32, with zeros for NaN and Inf; maybe x itself."""
         return torch.nan_to_num(x.float(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -281,13 +289,13 @@ class Backend:
         return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
 
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
-        """NaN in every row of the channels that are `lost`, maybe in place.
+        """NaN for what is finite in the channels that are `lost`, maybe in place.
 
         out [B, H, N, Dv], lost [B, H, 1, Dv] bool -> as out
         """
         if out.device.type == "cpu" and not lost.any():  # a GPU must not wait for the answer
             return out
-        return torch.where(lost, torch.nan, out)
+        return torch.where(lost & out.isfinite(), torch.nan, out)
 
     def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
         """Visits the groups in turn and takes from each the row nearest to the group's mean that is not taken

@@ -18,6 +18,7 @@ class Portable(Backend):
     name = "portable"
     about = "pure torch, any device and dtype"
     priority = 10
+    gpu_by_itself = False  # loops of Python that wait for the device
 
     def attend(
         self,

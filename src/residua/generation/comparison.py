@@ -15,6 +15,7 @@ from .. import doctor
 from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
 from ..integration import find_quality
+from ..lab.recording import dense_on_purpose
 from ..lab.video_quality import Lpips, VideoQuality, quality
 from ..methods import find_method
 from .flops import counted_passes
@@ -291,7 +292,7 @@ def dense_baseline(
 
 def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
     """How much of a dense step is self-attention: every call stays dense, and is timed."""
-    with accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
+    with dense_on_purpose(), accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
         run = generate(pipe, replace(request, steps=WARM_UP_STEPS), watch("dense, attention timed"))
         seconds = handle.report().total.dense_seconds
     return min(1.0, seconds / run.seconds) if run.seconds > 0 else None

@@ -31,7 +31,7 @@ OURS = "anchored"
 FPS = 16  # of the clips that VBench scores
 MAX_SCORE_BYTES = 1 << 20
 MAX_WAITING = 0.1  # of the time
-NO_PBENCH = "PBench was not measured: it needs its own judges; give its scores with --pbench"
+NO_PBENCH = "PBench was not measured: it is not run here; give its scores with --pbench"
 # What a bar of the runtime figure is made of, from the bottom; the names of stages are those of a receipt.
 PARTS = {
     "rest of the model": "rest of the model", "dense": "attention that stays dense",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,6 +158,17 @@ def _numbers(name: str, wanted: Sequence[int] | None, total: int) -> list[int]:
 
 
 @contextmanager
+def dense_on_purpose() -> Iterator[None]:
+    """A host that stays dense warns its user; here that is what was asked for."""
+    logger = logging.getLogger("residua.integration")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
 def recording(
     pipe: Any, writer: CaptureWriter, selection: Selection, progress: Progress | None = None
 ) -> Iterator[Recorder]:
@@ -165,7 +177,7 @@ def recording(
     from ..integration.settings import chosen_layers
 
     recorder = Recorder(writer, selection, pipe, progress)
-    with accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
+    with dense_on_purpose(), accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
         if len(handle.attachments) > 1:
             raise IntegrationError(
                 "the pipeline has two transformers; record one: recording(pipe.transformer)"

@@ -4,8 +4,7 @@ The loop is that of diffusers' WanImageToVideoPipeline (same callbacks, same cac
 hooks into Wan hooks into this model unchanged; only the VAE is missing, because the model works on pixels.
 """
 
-from __future__ import annotations
-
+# No postponed annotations here: diffusers before 0.37 reads the components' types from them as classes.
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar

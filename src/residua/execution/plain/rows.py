@@ -58,7 +58,12 @@ def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sca
                 logits = shared[b, g, start : start + step].to(working) @ keys.mT * scale  # [step, Nk]
                 if hidden is not None:
                     logits.masked_fill_(hidden, -torch.inf)
-                out[b, g, start : start + step] = _softmax(logits) @ values
+                weights = logits.softmax(-1)
+                if (
+                    hidden is not None
+                ):  # without any key: zeros, not NaN; -inf from a key that is seen stays NaN
+                    weights = torch.where(hidden.all(), 0.0, weights)
+                out[b, g, start : start + step] = weights @ values
     return out.reshape(batch, heads, count, v.shape[-1])
 
 
@@ -81,12 +86,7 @@ def split_rows(
                 logits = rows[b, h, at].to(exact.dtype) @ keys.mT * scale
                 logits.masked_fill_(~seen, -torch.inf)
                 # what no row keeps must not reach it as 0 * NaN
-                part[b, h, at] = _softmax(logits) @ torch.where(seen.any(0)[:, None], values, 0.0)
+                weights = torch.where(seen.any(-1, keepdim=True), logits.softmax(-1), 0.0)
+                part[b, h, at] = weights @ torch.where(seen.any(0)[:, None], values, 0.0)
                 lse[b, h, at] = logits.logsumexp(-1)
     return exact, part, lse
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Softmax over the last dimension; a row without any key gives zeros instead of NaN."""
-    empty = (logits == -torch.inf).all(-1, keepdim=True)
-    return torch.where(empty, 0.0, logits.softmax(-1))

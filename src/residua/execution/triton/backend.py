@@ -242,6 +242,12 @@ class TritonBackend(Backend):
         return spend(log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES)
 
     @entry
+    def find_broken(self, x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
+        from .broken import find_broken
+
+        return find_broken(x, mask, by_row)
+
+    @entry
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
         from .spoil import spoil
 

@@ -138,6 +138,8 @@ def _neighbourhoods(backend: TritonBackend) -> None:
 
 def _spoil(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     backend.spoil(empty(1, HEADS, TOKENS, dim, dtype=dtype), empty(1, HEADS, 1, dim, dtype=torch.bool))
+    backend.find_broken(tokens(dim, dtype), None, by_row=True)
+    backend.find_broken(tokens(dim, dtype), empty(1, TOKENS, dtype=torch.bool), by_row=False)
 
 
 def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:

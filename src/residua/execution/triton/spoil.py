@@ -29,15 +29,17 @@ def spoil_kernel(
         return
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
     at = OUT + (head * N + rows)[:, None] * D + dims[None, :]
+    mask = (rows < N)[:, None] & lost[None, :]
+    finite = tl.abs(tl.load(at, mask=mask, other=0.0).to(tl.float32)) < float("inf")
     nothing = tl.full([BN, BD], float("nan"), tl.float32).to(OUT.dtype.element_ty)
-    tl.store(at, nothing, mask=(rows < N)[:, None] & lost[None, :])
+    tl.store(at, nothing, mask=mask & finite)
 
 
 def spoil(out: Tensor, lost: Tensor) -> Tensor:
     """out [B, H, N, Dv] contiguous, lost [B, H, 1, Dv] bool -> out, changed in place"""
     batch, heads, count, dim = out.shape
     if not out.is_contiguous():
-        return torch.where(lost, torch.nan, out)
+        return torch.where(lost & out.isfinite(), torch.nan, out)
     rows = 256
     tiles = cdiv(count, rows)
     if out.numel():

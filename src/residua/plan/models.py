@@ -76,7 +76,6 @@ HUNYUAN = Architecture(
     patch=(1, 2, 2),
     frame_compression=4,
     pixel_compression=8,
-    dense_layers=1,
     passes=1,
     frames=129,
     dense_steps=0.10,

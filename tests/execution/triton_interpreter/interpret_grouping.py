@@ -184,7 +184,7 @@ def test_budgets_are_spent_as_the_plain_version_does(cq, ck, density):
     kv_sizes[..., -1] = 500  # a cell that rarely fits
     total = query_sizes.sum(-1) * kv_sizes.sum(-1)
     budgets = torch.stack([(density * total).long(), (0.7 * density * total).long() - 5])
-    got = BACKEND.spend(share, query_sizes, kv_sizes, budgets)
+    got = BACKEND.spend_each(share, query_sizes, kv_sizes, list(budgets))
     assert got.dtype == torch.bool
     for cells, budget in zip(got, budgets, strict=True):
         assert torch.equal(cells, plain.spend(share, query_sizes, kv_sizes, budget))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from residua.execution import backends, choose_backend
 
 sys.path.insert(0, str(Path(__file__).with_name("support")))
+os.environ.setdefault("RESIDUA_SELF_TEST", "0")  # GPUs that exist only in a test cannot be tested
 torch.set_num_threads(1)  # pytest-xdist runs several workers; more threads would fight over the cores
 
 hypothesis.settings.register_profile("residua", deadline=None, derandomize=True, max_examples=40)

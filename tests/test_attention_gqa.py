@@ -50,7 +50,7 @@ def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypa
     call = validate(q, k, v)
     grouping = group_tokens(call, config, resolve(config, call), None, Backend())
 
-    def handed_over(*_):
+    def handed_over(*_, **__):
         kv = Partition.from_labels(expand_heads(grouping.kv.labels, 4), grouping.kv.groups)
         return replace(grouping, kv=kv, kv_centroids=expand_heads(grouping.kv_centroids, 4))
 

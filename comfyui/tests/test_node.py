@@ -160,7 +160,7 @@ def test_an_error_stops_or_goes_on_dense(host, checks, monkeypatch, caplog):
     def fail(*_, **__):
         raise ZeroDivisionError("in the middle")
 
-    monkeypatch.setattr("residua.integration.host.attention", fail)
+    monkeypatch.setattr("residua.methods.attention", fail)
     with pytest.raises(ZeroDivisionError):
         host.sample(checks.sparse(model))
     goes_on = checks.sparse(model, on_error="dense")

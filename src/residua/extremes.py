@@ -18,7 +18,7 @@ from .execution.backend import Backend
 from .types import Call
 
 HUGE = 2.0**40  # numbers above it are brought to about 1; squares and sums of smaller ones are finite in fp32
-MAX_SCALE = 2.0**100  # such scores decide by their order alone
+MAX_SCALE = 2.0**50  # such scores decide by their order alone, and their squares are finite in fp32
 
 
 def tame(call: Call, backend: Backend) -> tuple[Call, int]:
@@ -47,7 +47,8 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
     largest_q, largest_k, largest_v = (float(peak.max()) for peak in (peak_q, peak_k, peak_v))
     if max(largest_q, largest_k) > HUGE:
         powers = [_power(largest_q), _power(largest_k)]
-        scale = _grown(call.scale, sum(powers))
+        scale = math.ldexp(call.scale, min(sum(powers), 900))
+        scale = math.copysign(min(abs(scale), MAX_SCALE), scale)
         call = replace(call, q=_shrunk(call.q, powers[0]), k=_shrunk(call.k, powers[1]), scale=scale)
     if largest_v <= HUGE:
         return call, 0
@@ -70,7 +71,7 @@ def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Bac
     """
     if power:
         limit = torch.finfo(out.dtype).max
-        half = power // 2  # 2**power alone may be too large
+        half = power // 2  # 2**power alone may be too large even for fp64
         grown = out.double() * 2.0**half * 2.0 ** (power - half)
         out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
     if call.broken_channels is not None and passes_on:
@@ -92,13 +93,6 @@ def _noted(call: Call, good_keys: Tensor, good_values: Tensor) -> Call:
 def _power(peak: float) -> int:
     """The power of two just above a number; 0 for 0."""
     return math.frexp(peak)[1]
-
-
-def _grown(scale: float, power: int) -> float:
-    """scale * 2**power, as far as `MAX_SCALE`."""
-    if math.frexp(scale)[1] + power > math.frexp(MAX_SCALE)[1]:
-        return math.copysign(MAX_SCALE, scale)
-    return math.ldexp(scale, power)
 
 
 def _shrunk(x: Tensor, power: int) -> Tensor:

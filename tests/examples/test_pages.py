@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def tutorial_blocks() -> list[tuple[str, list[str]]]:
     """The tutorial's code on tensors, each block with the lines that it says are printed."""
     text = (ROOT / "docs" / "tutorial.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```\n\n((?:    [^\n]+\n)*)", text, re.DOTALL)
-    return [(code, shown.strip().splitlines()) for code, shown in blocks if "pipe" not in code]
+    return [(code, textwrap.dedent(shown).splitlines()) for code, shown in blocks if "pipe" not in code]
 
 
 @pytest.mark.slow

@@ -208,6 +208,7 @@ def test_what_flashinfer_reports_names_the_way_out():
 def test_reasons(demand, capability, reason):
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(adapter, "_can_build", lambda: True),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
     ):
         found = adapter.FlashInferBackend().reasons(demand)
@@ -223,6 +224,16 @@ def test_what_is_missing_is_said():
         assert "not installed" in adapter.missing_flashinfer()
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(adapter, "_can_build", lambda: True),
         mock.patch.dict("sys.modules", {"flashinfer": None}),
     ):
         assert "cannot be imported" in adapter.missing_flashinfer()
+
+
+def test_without_a_compiler_it_is_not_chosen():
+    """Its kernels are compiled on first use: a call would raise."""
+    with (
+        mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(adapter, "_can_build", lambda: False),
+    ):
+        assert "finds no nvcc" in adapter.missing_flashinfer()

@@ -36,6 +36,7 @@ class Raising(Portable):
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path))
+    monkeypatch.delenv("RESIDUA_SELF_TEST", raising=False)
     monkeypatch.setattr(self_test, "_DONE", set())
     return tmp_path
 

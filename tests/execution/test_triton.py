@@ -124,15 +124,20 @@ def test_reasons(demand, capability, reason):
     assert not found if reason is None else any(reason in text for text in found)
 
 
-def test_on_a_gpu_auto_prefers_flashinfer_then_triton():
+def test_on_a_gpu_auto_prefers_triton_until_flashinfer_is_measured_to_be_faster():
     pytest.importorskip("triton", reason="Triton is not installed")
     from residua.execution import flashinfer
 
-    for capability, chosen in (((9, 0), "flashinfer"), ((8, 9), "flashinfer"), ((10, 0), "triton")):
+    for capability, order, chosen in (
+        ((9, 0), [], "triton"),
+        ((9, 0), ["flashinfer", "triton"], "flashinfer"),
+        ((10, 0), ["flashinfer", "triton"], "triton"),
+    ):
         with (
             mock.patch.object(torch.cuda, "is_available", lambda: True),
             mock.patch.object(torch.cuda, "get_device_capability", lambda device, found=capability: found),
             mock.patch.object(flashinfer, "missing_flashinfer", lambda: None),
+            mock.patch("residua.execution.gpu_cache.recall", lambda device, found=order: {"order": found}),
         ):
             assert choose_backend("auto", Demand(CUDA, torch.bfloat16, 128, 128)).name == chosen
             assert choose_backend("auto", Demand(CUDA, torch.float32, 96, 96)).name == "triton"

@@ -133,10 +133,26 @@ def test_presets_and_limits_are_those_of_the_integration() -> None:
         "cosmos-predict2.5-14b": "CosmosTransformer3DModel",
         "cosmos3-nano-16b": "Cosmos3OmniTransformer",
     }
+    prefixes = {
+        "wan": "WanTransformer3DModel", "hunyuanvideo-1.5": "HunyuanVideo15Transformer3DModel",
+        "cosmos-predict2.5": "CosmosTransformer3DModel", "cogvideox": "CogVideoXTransformer3DModel",
+        "mochi": "MochiTransformer3DModel", "ltx": "LTXVideoTransformer3DModel",
+    }  # fmt: skip
     for name, architecture in MODELS.items():
-        preset = families.supported()[classes[name]].preset
+        kind = classes.get(name) or next(kind for prefix, kind in prefixes.items() if name.startswith(prefix))
+        preset = families.supported()[kind].preset
         ours = (architecture.density, architecture.dense_steps, architecture.dense_layers)
         assert ours == (preset.density, preset.dense_steps, preset.dense_layers), name
     assert settings.MIN_TOKENS == cost.MIN_TOKENS
     for share, total in ((0.03, 40), (0.2, 50), (2, 35), (0.0, 7), (1.0, 7)):
         assert settings.part_of(share, total) == cost.part_of(share, total)
+
+
+def test_every_alias_names_a_model() -> None:
+    from residua.plan.models import ALIASES
+    from residua.plan.request import find_model
+
+    assert set(ALIASES.values()) <= set(MODELS)
+    assert not set(ALIASES) & set(MODELS)
+    assert find_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers") is MODELS["wan2.2-i2v-a14b"]
+    assert find_model("cogvideox") is MODELS["cogvideox-5b"]

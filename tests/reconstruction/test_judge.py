@@ -129,7 +129,7 @@ def test_the_pairs_of_the_judging_are_those_of_the_probes_with_their_kept_cells(
     for h in range(4):
         groups = plan.route.query.labels[0, h, plan.probes.rows[0, h]]
         pairs = sum(int((plan.route.cells[0, h, a] * sizes[0, h]).sum()) for a in groups)
-        assert float(plan.costs["judging"][0, h]) == pytest.approx(pairs * 24 / 40)
+        assert float(plan.costs()["judging"][0, h]) == pytest.approx(pairs * 24 / 40)
 
 
 def test_a_tail_without_drift_does_not_claim_one():

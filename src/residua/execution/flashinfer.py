@@ -124,7 +124,7 @@ class FlashInferBackend(TritonBackend):
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, dim = q.shape
         query = self.gather_rows(q, route.query.order).view(batch * heads, rows, dim)
-        keys, values = (self.group_major(t, route.kv.order) for t in (k, v))
+        keys, values = (self.gather_rows(t, route.kv.order) for t in (k, v))
         out = torch.zeros_like(query)
         lse = torch.full((batch * heads, rows, 1), -torch.inf, device=q.device)
         for part in batches(route, dim):

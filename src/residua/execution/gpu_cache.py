@@ -44,7 +44,8 @@ def gpu_key(device: torch.device) -> str:
 
 def recall(device: torch.device) -> dict[str, Any]:
     """What is known about the GPU: `failed` {backend: reason}, `passed` [backends], `order` [backends]."""
-    found = _read().get(gpu_key(device))
+    known = _read()
+    found = known.get(gpu_key(device)) if known else None
     return found if isinstance(found, dict) else {}
 
 

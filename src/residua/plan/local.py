@@ -195,6 +195,7 @@ def _hunyuan(values: _Values) -> Fields:
         "passes": 1 if values.flag("guidance_embeds", True) else 2,
         "frames": HUNYUAN.frames,
         "dense_steps": HUNYUAN.dense_steps,
+        "dense_layers": HUNYUAN.dense_layers,
     }
 
 

@@ -79,6 +79,7 @@ HUNYUAN = Architecture(
     passes=1,
     frames=129,
     dense_steps=0.10,
+    dense_layers=1,
     reference=Reference(
         size=(1280, 720),
         frames=129,
@@ -244,7 +245,8 @@ COSMOS25_SMALL = replace(
 )  # fmt: skip
 COGVIDEOX = replace(
     HUNYUAN, name="cogvideox-5b", layers=42, heads=48, kv_heads=48, head_dim=64, width=3072, mlp=4 * 3072,
-    text_tokens=226, passes=2, size=(720, 480), frames=49, dense_steps=0.20, reference=None,
+    text_tokens=226, passes=2, size=(720, 480), frames=49, dense_steps=0.20,
+    dense_layers=0.03, reference=None,
 )  # fmt: skip
 COGVIDEOX15 = replace(
     COGVIDEOX, name="cogvideox1.5-5b", patch=(2, 2, 2), size=(1360, 768), frames=81
@@ -252,7 +254,8 @@ COGVIDEOX15 = replace(
 MOCHI = replace(
     HUNYUAN, name="mochi-1", layers=48, heads=24, kv_heads=24, width=3072, mlp=8192, mlp_matrices=3,
     in_channels=12, out_channels=12, frame_compression=6, passes=2, steps=64, size=(848, 480), frames=163,
-    dense_steps=0.20, reference=None,
+    dense_steps=0.20,
+    dense_layers=0.03, reference=None,
 )  # fmt: skip
 LTX = replace(
     WAN21, name="ltx-video", layers=28, heads=32, kv_heads=32, head_dim=64, width=2048, mlp=8192,

@@ -35,10 +35,11 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
     )
     rows = backend.gather_rows(call.q, index)
     group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
-    kept = _own(route.cells, group)  # [B, H, M, Ck]
+    flat = _flat(group, route.cells.shape[2])
+    kept = _own(route.cells, flat)  # [B, H, M, Ck]
     exact, sparse, lse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
     probes = Probes(index, weights, exact)
-    candidates = _candidates(grouped, rows, group, route.cells, summary, sparse, lse)
+    candidates = _candidates(grouped, rows, group, flat, route.cells, summary, sparse, lse)
     choice, error = choose(grouped, probes, candidates, bare)
 
     def costs() -> dict[str, Tensor]:
@@ -83,6 +84,7 @@ def _candidates(
     grouped: GroupedCall,
     rows: Tensor,
     group: Tensor,
+    flat: Tensor,
     cells: Tensor,
     summary: SummaryKeys,
     sparse: Tensor,
@@ -104,13 +106,18 @@ def _candidates(
     drift = summary.drift
     if drift is None:
         return simple
-    y = backend.matmul(rows, drift.basis.repeat_interleave(call.shares, dim=1)) - _own(drift.origin, group)
-    bend = (y * _own(drift.curve, group) * y).sum(-1).clamp(max=MAX_BEND)
-    shift = (y[..., None] * _own(drift.slope, group)).sum(-2)
+    y = backend.matmul(rows, drift.basis.repeat_interleave(call.shares, dim=1)) - _own(drift.origin, flat)
+    bend = (y * _own(drift.curve, flat) * y).sum(-1).clamp(max=MAX_BEND)
+    shift = (y[..., None] * _own(drift.slope, flat)).sum(-2)
     return {Choice.WITH_DRIFT: joined(value + shift, top + bend)} | simple
 
 
-def _own(x: Tensor, group: Tensor) -> Tensor:
+def _flat(group: Tensor, groups: int) -> Tensor:
+    """Query groups [B, H, M] numbered over all heads, for `_own`."""
+    heads = torch.arange(group.shape[0] * group.shape[1], device=group.device).view(*group.shape[:2], 1)
+    return group + heads * groups
+
+
+def _own(x: Tensor, flat: Tensor) -> Tensor:
     """What belongs to the query groups of the probe rows.  # [B, H, Cq, ...], [B, H, M] -> [B, H, M, ...]"""
-    heads = torch.arange(group.shape[0] * group.shape[1], device=x.device).view(*group.shape[:2], 1)
-    return x.flatten(0, 2)[group + heads * x.shape[2]]
+    return x.flatten(0, 2)[flat]

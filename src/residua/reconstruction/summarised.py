@@ -92,7 +92,9 @@ class Summarised(Reconstruction):
         out = narrow(out, grouped.call.q.dtype)
         if verdict.probes is None:
             return out, verdict.error
-        return verdict.probes.put(_poisoned(out, verdict.probes, grouped.backend)), verdict.error
+        if grouped.call.broken_channels is None:  # otherwise it is known which are lost: extremes.give_back
+            out = _poisoned(out, verdict.probes, grouped.backend)
+        return verdict.probes.put(out), verdict.error
 
     def costs(self, grouped: GroupedCall, routing: Routing) -> dict[str, Tensor]:
         costs = super().costs(grouped, routing)

@@ -240,6 +240,8 @@ def trace_call(
         mock.patch.object(module, "choose_backend", lambda *_: TritonBackend()),
         mock.patch("residua.execution.triton.shapes.architecture", lambda: arch),
         mock.patch("residua.execution.triton.attend.architecture", lambda: arch),
+        mock.patch("residua.execution.triton.small_kmeans.architecture", lambda: arch),
+        mock.patch("residua.execution.triton.split.architecture", lambda: arch),
         _stages(stage),
         recorded_launches(trace, stage),
     ):

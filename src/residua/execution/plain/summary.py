@@ -30,7 +30,8 @@ def slot_means(
                 part = rows[ends[b][g][c] : ends[b][g][c + 1]]
                 at = index[b, h, :, c]
                 logits = anchors[b, h].float() @ part[:, :dim].mT * scale - mass[b, h, at][:, None]
-                sums[b, h].index_add_(0, at, logits.clamp_(max=0).exp_() @ part)
+                # at most 0 but for rounding, which huge scores make large
+                sums[b, h].index_add_(0, at, logits.clamp_(max=0.0).exp_() @ part)
     sums = sums.unflatten(2, (cq, count + 1))[..., :count, :]
     return sums[..., :dim].contiguous(), sums[..., dim:].contiguous()
 

@@ -17,10 +17,8 @@ from torch import Tensor
 from ...types import Route, SummaryKeys
 from .drift import drift_rows
 from .schedule import row_tile, schedule_tiles
-from .shapes import Tiles, architecture, padded, positive_scale, precision
+from .shapes import WARP_GROUP_GPUS, Tiles, architecture, padded, positive_scale, precision
 from .softmax import fold
-
-WARP_GROUP_GPUS = (90, 100, 103)  # four warps multiply 64 rows together: wgmma, tcgen05
 
 
 @triton.jit

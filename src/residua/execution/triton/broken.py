@@ -51,7 +51,7 @@ def broken_kernel(
 
 
 def find_broken(x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
-    """Rows [B, H, N] or channels [B, H, D] of x with NaN or Inf where mask [B, N] is not False.  # bool"""
+    """Rows [B, H, N] or channels [B, H, D] of x that hold NaN or Inf where mask [B, N] is not False."""
     batch, heads, count, dim = x.shape
     shape = (batch, heads, count if by_row else dim)
     out = (

@@ -81,7 +81,7 @@ def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
             rows,
             *x.stride(),
             D=dim,
-            BM=32,
+            BM=16,
             BD=padded(dim),
             HAS_COUNTED=counted is not None,
             CENTRED=centred,

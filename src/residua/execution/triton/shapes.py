@@ -14,6 +14,7 @@ if interpreting():
 
     widen_bf16_products()
 
+WARP_GROUP_GPUS = (90, 100, 103)  # four warps multiply 64 rows together: wgmma, tcgen05
 NEWEST = 90  # the architecture that is assumed without a device to ask
 FALLBACK_PROCESSORS = 108  # without a device to ask (interpreter, compile gate): an A100
 

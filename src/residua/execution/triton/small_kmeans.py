@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .kmeans import only_finite
-from .shapes import padded
+from .shapes import WARP_GROUP_GPUS, architecture, padded
 
 MAX_ROWS, MAX_CENTRES, MAX_RANK = 4096, 64, 128
 
@@ -22,6 +22,7 @@ MAX_ROWS, MAX_CENTRES, MAX_RANK = 4096, 64, 128
 def small_kmeans_kernel(
     X,  # [G, N, R] fp32
     CENTRES,  # [G, C, R] fp32, overwritten
+    AGAIN,  # the same tensor
     LABELS,  # [G, N] int64
     SIZES,  # [G, C] int64
     N,
@@ -35,12 +36,12 @@ def small_kmeans_kernel(
     head = tl.program_id(0).to(tl.int64)
     X += head * N * R
     CENTRES += head * C * R
+    AGAIN += head * C * R
     dims = tl.arange(0, BR)
     ids = tl.arange(0, BC)
     mask = (ids < C)[:, None] & (dims < R)[None, :]
-    at = CENTRES + ids[:, None] * R + dims[None, :]
     for _ in range(0, steps):
-        c = only_finite(tl.load(at, mask=mask, other=0.0))
+        c = only_finite(tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=mask, other=0.0))
         half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
         c_high = c.to(tl.float16)
         c_low = (c - c_high.to(tl.float32)).to(tl.float16)
@@ -65,14 +66,18 @@ def small_kmeans_kernel(
             sizes += tl.sum(mine.to(tl.int32), 1)
             tl.store(LABELS + head * N + rows, label.to(tl.int64), mask=rows < N)
         means = sums / tl.maximum(sizes, 1).to(tl.float32)[:, None]
-        # an empty group keeps its centre; read again rather than held in registers
-        tl.store(at, means, mask=mask & (sizes > 0)[:, None])
+        # an empty group keeps its centre. By a second name of the same tensor: its addresses would otherwise
+        # be held in registers through the loop
+        tl.store(AGAIN + ids[:, None] * R + dims[None, :], means, mask=mask & (sizes > 0)[:, None])
         tl.store(SIZES + head * C + ids, sizes.to(tl.int64), mask=ids < C)
         tl.debug_barrier()  # the next step reads the centres with other threads
 
 
 def fits(x: Tensor, centres: Tensor, valid: Tensor | None) -> bool:
-    """Whether one program can hold what a step needs."""
+    """Whether one program can hold what a step needs; where warps multiply one by one, its registers do not
+    suffice."""
+    if architecture() not in WARP_GROUP_GPUS:
+        return False
     small = x.shape[1] <= MAX_ROWS and centres.shape[1] <= MAX_CENTRES and x.shape[2] <= MAX_RANK
     return small and valid is None and x.numel() > 0 and centres.numel() > 0
 
@@ -86,13 +91,14 @@ def small_kmeans(x: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor
     small_kmeans_kernel[(heads,)](
         x.contiguous(),
         centres,
+        centres,
         labels,
         sizes,
         count,
         centres.shape[1],
         steps,
         R=rank,
-        BN=16,
+        BN=32,
         BC=padded(centres.shape[1]),
         BR=padded(rank),
         num_warps=8,

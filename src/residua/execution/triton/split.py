@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...types import Partition
 from .rows import merge_parts, split_keys
-from .shapes import Tiles, cdiv, padded, positive_scale, precision, processors
+from .shapes import Tiles, architecture, cdiv, padded, positive_scale, precision, processors
 from .softmax import fold
 
 
@@ -118,7 +118,8 @@ def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
     """Tile sizes that pass the compile gate: two sums take twice the registers of one."""
     if dtype == torch.float32:
         return Tiles(32, 16, 8, 2) if width <= 128 else Tiles(16, 16, 8, 1)
-    return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 16, 8, 2)
+    rows = 32 if architecture() >= 120 else 64
+    return Tiles(rows, 32, 8, 2) if width <= 128 else Tiles(32, 16, 8, 2)
 
 
 def split_rows(

@@ -27,9 +27,6 @@ demo: $(INSTALLED)
 
 test: lint $(TEST_INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
-ifeq ($(shell uname -s),Linux)
-	$(MAKE) kernels
-endif
 
 # The core alone, without what takes more than a few seconds: two minutes on two cores.
 quick: $(INSTALLED)

@@ -18,7 +18,7 @@ OLDEST_TOOLS := pytest pytest-xdist hypothesis peft
 CORE_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,budget execution grouping reconstruction)
 # A floor against tests that silently stop running, well below what they reach. Kernels run in Triton's interpreter in
 # processes of their own, and are not counted.
-COVERAGE := --cov --cov-report=term --cov-fail-under=60
+COVERAGE := --cov --cov-report=term --cov-fail-under=90
 
 .PHONY: demo test quick test-oldest test-newest lint kernels format install docs dist fuzz sanitize load clean
 

@@ -8,6 +8,7 @@ would take off as much as anywhere else; the common exchange rate is found by bi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -121,7 +122,7 @@ class SharedBudget:
             joined("log_scale"), joined("power"), joined("norm"), joined("floor").clamp(max=mean), share, mean
         )
         if max_error is not None:
-            log_needed = (joined("log_scale") - torch.tensor(max_error).log()) / joined("power")
+            log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))
         parts = density.split([shape.numel() for shape in shapes])
         return {site: part.view(shape) for site, part, shape in zip(self._models, parts, shapes, strict=True)}

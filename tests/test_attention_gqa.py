@@ -55,7 +55,7 @@ def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypa
         return replace(grouping, kv=kv, kv_centroids=expand_heads(grouping.kv_centroids, 4))
 
     # by its module name: the package gives that name to the function
-    monkeypatch.setattr(importlib.import_module("residua.attention"), "group_tokens", handed_over)
+    monkeypatch.setattr(importlib.import_module("residua.attention"), "group_again", handed_over)
     expanded = attention(q, expand_heads(k, 4), expand_heads(v, 4), config)
     assert torch.allclose(shared, expanded, atol=1e-5)
 

@@ -7,6 +7,7 @@ import torch
 from oracle import normal, qkv, small
 
 from residua import State, attention
+from residua.types import GroupMemory
 
 
 def run(state, *tensors, **more):
@@ -127,9 +128,12 @@ def test_a_state_from_inference_mode_works_outside():
     assert receipt.warm and out.isfinite().all()
 
 
-def test_it_keeps_centroids_and_nothing_of_the_tokens():
+def test_of_the_tokens_it_keeps_two_bytes_each():
     state, (q, k, v) = State(), qkv(dtype=torch.bfloat16)
     run(state, q, k, v)
-    kept = [t for part in vars(state).values() if isinstance(part, tuple) for t in part if torch.is_tensor(t)]
-    assert sorted(tuple(t.shape) for t in kept) == [(1, 2, 8, 16), (1, 2, 16, 16)]
-    assert all(t.dtype == torch.bfloat16 for t in kept)
+    memory = next(part for part in vars(state).values() if isinstance(part, GroupMemory))
+    kept = {name: t for name, t in vars(memory).items() if torch.is_tensor(t)}
+    by_token = {name for name, t in kept.items() if q.shape[2] in t.shape[2:] or k.shape[2] in t.shape[2:]}
+    assert by_token == {"query_labels", "kv_labels"}
+    assert all(kept[name].dtype == torch.int16 for name in by_token)
+    assert memory.query_centroids.dtype == memory.kv_centroids.dtype == torch.bfloat16

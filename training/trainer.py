@@ -106,7 +106,12 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.cooldown)
 
 
-RECIPES = {"world": Recipe()}
+# The first stage alone, brought to an end: its first 1,200 steps are those of the whole recipe.
+ONE_BALL = Recipe(
+    stages=(Stage(1440, (1.0, 0.0, 0.0), ONE_BALL_SHAPES), Stage(30, (1.0, 0.0, 0.0), LONG_SHAPES)),
+    cooldown=270,
+)
+RECIPES = {"world": Recipe(), "one-ball": ONE_BALL}
 
 
 class Trainer:

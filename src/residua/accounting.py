@@ -66,6 +66,7 @@ class Receipt:
     groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str
     warm: bool
+    reused_per_head: Tensor | None  # [B, Hkv] bool, heads whose tokens stayed in their groups; None: none did
     always: str  # what is evaluated whatever the target is
     clamps: tuple[str, ...] = ()
     timings: Timings | None = None
@@ -106,6 +107,11 @@ class Receipt:
     def error(self) -> float | None:
         """Estimated mean relative row error over all heads, from the probes; None without probes."""
         return None if self.error_per_head is None else float(self.error_per_head.mean())
+
+    @cached_property
+    def reused(self) -> float:
+        """Share of the heads whose tokens stayed in the groups of the call before."""
+        return 0.0 if self.reused_per_head is None else float(self.reused_per_head.double().mean())
 
     @property
     def routing_products(self) -> int:
@@ -212,6 +218,7 @@ class Receipt:
             "error_per_head": None if self.error_per_head is None else self.error_per_head.tolist(),
             "backend": self.backend,
             "warm": self.warm,
+            "reused": self.reused,
             "groups": list(self.groups),
             "notes": list(self.notes),
             "seconds": None if self.timings is None else dict(self.timings.seconds),
@@ -249,6 +256,7 @@ class Outcome:
     error: Tensor | None  # [B, H], estimated
     choice: Tensor | None  # [B, H] of `Choice`
     warm: bool
+    reused: Tensor | None  # [B, Hkv] bool
     notes: tuple[str, ...]
 
 
@@ -275,6 +283,7 @@ def write_receipt(
         groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
         backend=backend,
         warm=False if outcome is None else outcome.warm,
+        reused_per_head=None if outcome is None else outcome.reused,
         always=always,
         clamps=() if outcome is None else outcome.notes,
         timings=timings,

@@ -12,7 +12,7 @@ from .accounting import Outcome, Receipt, write_receipt
 from .config import Config
 from .execution.backend import Backend, Demand, choose_backend
 from .extremes import give_back, tame
-from .grouping.partition import group_tokens
+from .grouping.reuse import group_again, keep
 from .inputs import Spans, refuse_settings, refuse_unsupported, validate
 from .reconstruction import RECONSTRUCTIONS, GroupedCall
 from .sizing import resolve
@@ -27,11 +27,11 @@ def sparse_attention(
     """The pipeline: output [B, H, Nq, Dv], and what the receipt needs to know."""
     stage = stopwatch.stage
     sizes = resolve(config, call)
-    start = state.centroids(call, config, sizes) if state else None
+    memory = state.memory(call, config, sizes) if state else None
     allowed = budget.allowance(call, config, state)
     with stage("grouping"):
         by_place = RECONSTRUCTIONS[config.reconstruction].places_probes_by_coordinates(config)
-        grouping = group_tokens(call, config, sizes, start, backend, keep_coordinates=by_place)
+        grouping = group_again(call, config, sizes, memory, backend, keep_coordinates=by_place)
     grouped = GroupedCall(call, config, sizes, grouping, allowed, backend)
     method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
     with stage("routing"):
@@ -49,14 +49,16 @@ def sparse_attention(
     with stage("exact rows"):
         _fill_exact(out, call, backend)
     if state:
-        state.remember(call, config, sizes, grouping)
+        state.remember(call, config, sizes, keep(call, config, sizes, grouping))
         budget.learn(state, grouped, verdict, method)
     probe_rows = verdict.probes.rows if verdict.probes else None
     # counted only if a receipt is asked for
     costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
-    warm = start is not None
     notes = (*sizes.notes, *notes)
-    return out, Outcome(verdict.route, probe_rows, allowed, costs, error, verdict.choice, warm, notes)
+    return out, Outcome(
+        verdict.route, probe_rows, allowed, costs, error, verdict.choice, memory is not None,
+        grouping.reused, notes,
+    )  # fmt: skip
 
 
 @overload

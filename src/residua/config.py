@@ -59,6 +59,8 @@ class Config:
             picture's width.
         kmeans_cold: K-means steps of the first call of a run.
         kmeans_warm: K-means steps of later calls, which start from the groups of the call before.
+        regroup_every: For how many calls tokens keep their groups at most before all are clustered again; on
+            a CPU a head whose rows have left their groups is clustered earlier. 1: every call clusters.
         partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
         score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (all keys at the
             group's centroid), or "value-error" ("centroid" times how far values lie from their centroid).
@@ -91,6 +93,7 @@ class Config:
     metric_spacing: str = "golden"
     kmeans_cold: int = 25
     kmeans_warm: int = 2
+    regroup_every: int = 8
     partition: str = "response"
     score: str = "mass"
     budget_scope: str = "head"
@@ -115,7 +118,7 @@ class Config:
         Returns:
             A Config.
         """
-        return cls(**{"reconstruction": "probe", "metric_spacing": "even", **changes})
+        return cls(**{"reconstruction": "probe", "metric_spacing": "even", "regroup_every": 1, **changes})
 
     @classmethod
     def authors(cls, **changes: Any) -> Config:
@@ -169,6 +172,7 @@ class Config:
         _number(self, "ridge", least=0.0, most=1e12)
         for name in ("key_rank", "query_rank", "metric_rows", "kmeans_cold", "kmeans_warm", "residual_rank"):
             _integer(self, name, least=1)
+        _integer(self, "regroup_every", least=1)
         _integer(self, "probes", least=0)
         if self.drift_rank is not None:
             _integer(self, "drift_rank", least=0)

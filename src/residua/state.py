@@ -1,5 +1,4 @@
-"""What a layer carries from one denoising step to the next: the centroids of its groups, and what its heads
-may spend."""
+"""What a layer carries from one denoising step to the next: its groups, and what its heads may spend."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from .config import Config
 from .sizing import Sizes
-from .types import Call, Grouping
+from .types import Call, GroupMemory
 
 if TYPE_CHECKING:
     from .budget.shared import SharedBudget
@@ -28,7 +27,7 @@ class State:
             its heads share.
         """
         self._key: tuple[object, ...] | None = None
-        self._centroids: tuple[Tensor, Tensor] | None = None
+        self._memory: GroupMemory | None = None
         self._budget_key: tuple[object, ...] | None = None
         self._given = shared
         self._own: SharedBudget | None = None
@@ -36,20 +35,20 @@ class State:
 
     @property
     def warm(self) -> bool:
-        return self._centroids is not None
+        return self._memory is not None
 
     @property
     def nbytes(self) -> int:
-        """Memory of what is carried to the next step."""
-        return sum(x.numel() * x.element_size() for x in self._centroids or ())
+        """GroupMemory of what is carried to the next step."""
+        return self._memory.nbytes if self._memory else 0
 
     def reset(self) -> None:
         """Forgets everything: the next call starts cold. A budget that was given is reset by who gave it."""
-        self._key = self._centroids = self._budget_key = self.budget = self._own = None
+        self._key = self._memory = self._budget_key = self.budget = self._own = None
 
-    def centroids(self, call: Call, config: Config, sizes: Sizes) -> tuple[Tensor, Tensor] | None:
-        """Centroids (queries [B, H, Cq, D], keys [B, Hkv, Ck, D]) of the last call if they fit this one."""
-        return self._centroids if self._key == _key(call, config, sizes) else None
+    def memory(self, call: Call, config: Config, sizes: Sizes) -> GroupMemory | None:
+        """The groups of the last call if they are of any use to this one."""
+        return self._memory if self._key == _key(call, config, sizes) else None
 
     @property
     def shared(self) -> SharedBudget:
@@ -70,11 +69,9 @@ class State:
         """Keeps what the heads may spend next, and for which question that was learned."""
         self._budget_key, self.budget = _budget_key(call, config), budget
 
-    def remember(self, call: Call, config: Config, sizes: Sizes, grouping: Grouping) -> None:
-        """Keeps the centroids in the call's own dtype: they are a start, not a result."""
-        self._key = _key(call, config, sizes)
-        keys = grouping.kv_centroids[..., : sizes.kv_groups, :]
-        self._centroids = (grouping.query_centroids.to(call.q.dtype), keys.to(call.q.dtype))
+    def remember(self, call: Call, config: Config, sizes: Sizes, memory: GroupMemory) -> None:
+        """Keeps the groups of a call for the next one."""
+        self._key, self._memory = _key(call, config, sizes), memory
 
 
 def _key(call: Call, config: Config, sizes: Sizes) -> tuple[object, ...]:

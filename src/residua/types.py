@@ -111,11 +111,38 @@ class Grouping:
         Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered; empty if not kept
     )
     pinned_groups: int = 0
+    key_factor: Tensor | None = None  # [B, Hkv, D, R] fp32, the map to the coordinates of keys
+    query_factor: Tensor | None = None  # [B, H, D, R] fp32, and of queries; None: compared as they are
+    age: int = 0  # calls since the tokens of all heads were clustered
+    reused: Tensor | None = None  # [B, Hkv] bool, heads whose tokens stay in the groups of the call before
 
     @cached_property
     def anchors(self) -> Tensor:
         """The query centroids, finite: a row that is not must not decide for its group.  # [B, H, Cq, D]"""
         return torch.nan_to_num(self.query_centroids, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """What a layer keeps of its groups for the next call. Centroids are in the dtype of the call: they are a
+    start, not a result."""
+
+    query_centroids: Tensor  # [B, H, Cq, D]
+    kv_centroids: Tensor  # [B, Hkv, Ck, D] without pinned groups
+    query_labels: Tensor | None = None  # [B, H, Nq] int16 or int32; None: the next call clusters anew
+    kv_labels: Tensor | None = None  # [B, Hkv, Nk]
+    key_factor: Tensor | None = None
+    query_factor: Tensor | None = None
+    key_mask: Tensor | None = None
+    age: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in vars(self).values() if isinstance(x, Tensor))
+
+    @property
+    def centroids(self) -> tuple[Tensor, Tensor]:
+        return self.query_centroids, self.kv_centroids
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_the_table_shows_every_layer_and_reason(report):
     assert f"{report.total.density:.4f}" in text
     assert f"{report.total.cost:.4f}" in text
     assert f"{report.total.error:.1e}" in text
-    assert "6 sparse (4 warm)" in text and "10 dense" in text
+    assert "6 sparse (4 warm, of which" in text and "10 dense" in text
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -113,9 +113,10 @@ def test_nothing_at_all():
 
 
 def test_memory_that_is_carried_between_steps(report):
-    # 12 layers, 2 branches; query and key centroids in fp32
-    assert report.memory == {"carried between steps": 12 * 2 * 2 * (4 + 12) * 16 * 4}
-    assert "memory carried between steps: 48.0 KiB" in str(report)
+    # 12 layers, 2 branches, 2 heads; centroids and maps to coordinates in fp32, two bytes for each label
+    centroids, maps, labels = (4 + 12) * 16 * 4, (8 + 8) * 16 * 4, 2 * 96 * 2
+    assert report.memory == {"carried between steps": 12 * 2 * 2 * (centroids + maps + labels)}
+    assert "memory carried between steps: 114.0 KiB" in str(report)
 
 
 def test_warnings_stand_below_the_headline():

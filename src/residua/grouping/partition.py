@@ -91,11 +91,13 @@ def group_tokens(
 
     keys = call.free_keys.take(call.k, 2)
     valid = None if call.key_mask is None else call.free_keys.take(call.key_mask, 1)
-    factor = partitioner.key_factor(call, sizes, backend)
-    _, labels = _cluster(keys, factor, False, sizes.kv_groups, steps, key_start, valid, backend)
+    key_factor = partitioner.key_factor(call, sizes, backend)
+    _, labels = _cluster(keys, key_factor, False, sizes.kv_groups, steps, key_start, valid, backend)
     kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups, backend)
     means = backend.group_means(call.k, kv)  # [B, Hkv, Ck, D]
-    kv_centroids = _keep_empty(means, kv, keys, key_start, sizes.kv_groups, valid)
+    kv_centroids = keep_empty(
+        means, kv, _first_rows(keys, sizes.kv_groups, valid) if key_start is None else key_start
+    )
 
     free = sizes.kv_groups
     factor = partitioner.query_factor(kv_centroids[..., :free, :], kv.sizes[..., :free], sizes, backend)
@@ -105,10 +107,12 @@ def group_tokens(
     coordinates, labels = _cluster(rows, factor, True, sizes.query_groups, steps, query_start, None, backend)
     query = backend.sort_groups(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
     means = backend.group_means(call.q, query)  # [B, H, Cq, D]
-    query_centroids = _keep_empty(means, query, rows, query_start, sizes.query_groups, None)
+    query_centroids = keep_empty(
+        means, query, _first_rows(rows, sizes.query_groups, None) if query_start is None else query_start
+    )
     # as large as q, and only some probes are placed by them
     kept = coordinates if keep_coordinates else coordinates.new_empty(0)
-    return Grouping(query, kv, query_centroids, kv_centroids, kept, pinned_groups)
+    return Grouping(query, kv, query_centroids, kv_centroids, kept, pinned_groups, key_factor, factor)
 
 
 def _cluster(
@@ -160,15 +164,20 @@ def _spread(labels: Tensor, rows: Rows, total: int) -> Tensor:
     return spread
 
 
-def _keep_empty(
-    means: Tensor, partition: Partition, rows: Tensor, start: Tensor | None, groups: int, valid: Tensor | None
-) -> Tensor:
-    """Centroids in which an empty group stays where it was: at its last centroid, or at its first row."""
-    if start is None:
-        if valid is not None:
-            valid = valid[:, None].expand(rows.shape[:3]).flatten(0, 1)
-        shape = (rows.shape[0] * rows.shape[1], rows.shape[2])
-        index = first_rows(shape, groups, valid, rows.device).view(*rows.shape[:2], groups)
-        start = torch.take_along_dim(rows, index[..., None], dim=2)
+def keep_empty(means: Tensor, partition: Partition, start: Tensor) -> Tensor:
+    """Centroids in which an empty group stays where it was, at `start` [B, H, C, D].
+
+    means [B, H, C or more, D]: pinned groups, which have no start, come last
+    """
+    groups = start.shape[2]
     filled = torch.where(partition.sizes[..., :groups, None] > 0, means[..., :groups, :], start.float())
     return torch.cat([filled, means[..., groups:, :]], dim=-2) if means.shape[-2] > groups else filled
+
+
+def _first_rows(rows: Tensor, groups: int, valid: Tensor | None) -> Tensor:
+    """Where the groups of a first call start: at rows of the sequence.  # [B, H, C, D]"""
+    if valid is not None:
+        valid = valid[:, None].expand(rows.shape[:3]).flatten(0, 1)
+    shape = (rows.shape[0] * rows.shape[1], rows.shape[2])
+    index = first_rows(shape, groups, valid, rows.device).view(*rows.shape[:2], groups)
+    return torch.take_along_dim(rows, index[..., None], dim=2)

@@ -58,6 +58,7 @@ class Tally:
     def __init__(self) -> None:
         self.sparse = 0
         self.warm = 0
+        self.reused = 0.0  # warm calls that kept their groups, by the share of their heads
         self.dense: Counter[str] = Counter()  # reason -> calls
         self.dense_pairs = 0
         self.sparse_pairs = 0  # that the sparse calls would have evaluated dense, padding included
@@ -95,6 +96,7 @@ class Tally:
         receipts, self._receipts = self._receipts, []
         for receipt in receipts:
             self.warm += bool(receipt.warm)
+            self.reused += receipt.reused
             self.pairs.update({name: int(getattr(receipt.pairs, name)) for name in PAIRS})
             self.beside.update({name: float(work.sum()) for name, work in receipt.beside.items()})
             self.chosen.update(receipt.chosen)

@@ -32,6 +32,7 @@ class ReportRow:
     name: str
     sparse: int
     warm: int
+    reused: float  # warm calls that kept their groups, by the share of their heads
     dense: dict[str, int]  # reason -> calls
     density: float | None
     cost: float | None
@@ -234,6 +235,7 @@ def _sum(name: str, tallies: Iterable[Tally]) -> ReportRow:
         name=name,
         sparse=sum(tally.sparse for tally in tallies),
         warm=sum(tally.warm for tally in tallies),
+        reused=sum(tally.reused for tally in tallies),
         dense=dict(_added(tally.dense for tally in tallies)),
         density=pairs["total"] / possible if possible else None,
         cost=(pairs["total"] + sum(beside.values())) / possible if possible else None,

@@ -116,7 +116,8 @@ def footer(report: Report) -> list[str]:
         "density: evaluated pairs / possible pairs of the sparse calls; with the dense "
         f"calls {_number(total.density_with_dense, '.4f')}",
         "error: mean relative row error, estimated from the probe rows",
-        f"calls: {total.sparse} sparse ({total.warm} warm), {total.sparse_seconds:.2f} s; "
+        f"calls: {total.sparse} sparse ({total.warm} warm, of which {total.reused:.0f} kept their groups), "
+        f"{total.sparse_seconds:.2f} s; "
         f"{total.dense_calls} dense, {total.dense_seconds:.2f} s",
         f"seconds: {report.timed_by}",
         *([_heads(total)] if total.chosen else []),

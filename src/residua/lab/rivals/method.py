@@ -171,7 +171,7 @@ class _Run:
             allowed=torch.full_like(possible, config.density, dtype=torch.float64), per_head=pairs,
             beside=beside, error_per_head=None, choice_per_head=None, head_dims=(dim, value_dim),
             groups=(0, 0) if route is None else (route.query.groups, route.kv.groups),
-            backend=self.backend.name, warm=warm, always=ALWAYS,
+            backend=self.backend.name, warm=warm, reused_per_head=None, always=ALWAYS,
             timings=self.stopwatch.timings,
         )  # fmt: skip
 

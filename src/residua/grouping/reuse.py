@@ -1,0 +1,184 @@
+"""Groups that outlive a call: tokens stay where they are from one denoising step to the next while they fit.
+
+Clustering them anew takes up to a third of a call at small budgets and finds nearly the same groups
+(docs/decisions/0013-groups-are-kept.md). A sample of rows shows which heads have changed too much: these are
+clustered again, one by one. On a GPU, which must not wait for such an answer, the number of calls decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..execution.backend import Backend
+from ..golden import spread_indices
+from ..sizing import Sizes
+from ..types import Call, Grouping, GroupMemory, Partition, Rows
+from .partition import group_tokens, keep_empty
+
+SAMPLE = 256  # rows per head that show whether groups still fit
+# A head is clustered again if its rows lie this much further (squared) from the centroid of their own group
+# than from the nearest one. Fresh groups stand at 1.00 to 1.01; at 1.1 the error has grown by 1 to 6 %.
+STALE = 1.1
+
+
+def keep(call: Call, config: Config, sizes: Sizes, grouping: Grouping) -> GroupMemory:
+    """What the next call may start from."""
+    keys = grouping.kv_centroids[..., : sizes.kv_groups, :]
+    memory = GroupMemory(grouping.query_centroids.to(call.q.dtype), keys.to(call.q.dtype), age=grouping.age)
+    on_cpu = call.q.device.type == "cpu"
+    if grouping.age + 1 >= config.regroup_every or not (on_cpu or call.key_mask is None):
+        return memory
+    return replace(
+        memory,
+        query_labels=_compact(grouping.query),
+        kv_labels=_compact(grouping.kv),
+        key_factor=grouping.key_factor if on_cpu else None,
+        query_factor=grouping.query_factor if on_cpu else None,
+        key_mask=call.key_mask,
+    )
+
+
+def group_again(
+    call: Call,
+    config: Config,
+    sizes: Sizes,
+    memory: GroupMemory | None,
+    backend: Backend,
+    keep_coordinates: bool,
+) -> Grouping:
+    """Groups of a call that may follow another one: those of before in the heads in which they fit, and
+    otherwise new ones, which start from those of before.
+
+    Args:
+        call: The call.
+        config: How it is approximated.
+        sizes: Its group counts.
+        memory: What `keep` kept of the call before; None: there was none.
+        backend: Clusters.
+        keep_coordinates: Whether the coordinates of all queries are wanted; then all are clustered.
+    """
+    if memory is None:
+        return group_tokens(call, config, sizes, None, backend, keep_coordinates)
+    if keep_coordinates or not _same_keys(call, memory):
+        return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates)
+    grouping = _as_before(call, sizes, memory, backend)
+    if call.q.device.type != "cpu":
+        return grouping
+    stale = stale_heads(call, sizes, grouping, backend)
+    if not stale.any():
+        return grouping
+    if stale.all():
+        return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates)
+    return _renewed(call, config, sizes, memory, grouping, stale, backend)
+
+
+def _same_keys(call: Call, memory: GroupMemory) -> bool:
+    """Whether the groups of before hold the keys of this call, and are to be used at all."""
+    if memory.query_labels is None:
+        return False
+    if call.key_mask is None or memory.key_mask is None:
+        return call.key_mask is memory.key_mask
+    return torch.equal(call.key_mask, memory.key_mask)
+
+
+def _as_before(call: Call, sizes: Sizes, memory: GroupMemory, backend: Backend) -> Grouping:
+    assert memory.query_labels is not None and memory.kv_labels is not None
+    pinned = int(call.pinned_keys.count > 0)
+    query = backend.sort_groups(memory.query_labels.long(), sizes.query_groups)
+    kv = backend.sort_groups(memory.kv_labels.long(), sizes.kv_groups + pinned)
+    reused = torch.ones(call.k.shape[:2], dtype=torch.bool, device=call.k.device)
+    return Grouping(
+        query, kv,
+        keep_empty(backend.group_means(call.q, query), query, memory.query_centroids),
+        keep_empty(backend.group_means(call.k, kv), kv, memory.kv_centroids),
+        call.q.new_empty(0), pinned, memory.key_factor, memory.query_factor, memory.age + 1, reused,
+    )  # fmt: skip
+
+
+def stale_heads(call: Call, sizes: Sizes, grouping: Grouping, backend: Backend) -> Tensor:
+    """Heads whose keys, or whose queries on average over the heads that share them, have left their groups.
+
+    -> [B, Hkv] bool
+    """
+    centroids = grouping.kv_centroids[..., : sizes.kv_groups, :]
+    keys = _excess(call.k, call.free_keys, grouping.kv, centroids, grouping.key_factor, False, backend)
+    queries = _excess(
+        call.q, call.free_queries, grouping.query, grouping.query_centroids, grouping.query_factor, True,
+        backend,
+    ).unflatten(1, (call.k.shape[1], call.shares))  # fmt: skip
+    return ~((keys <= STALE) & (queries.mean(2) <= STALE))  # NaN is stale
+
+
+def _excess(
+    x: Tensor, rows: Rows, partition: Partition, centroids: Tensor, factor: Tensor | None, normalise: bool,
+    backend: Backend,
+) -> Tensor:  # fmt: skip
+    """How much further sampled rows lie from their own centroid than from the nearest, squared.  # [B, H]"""
+    index = rows.index(x.device)[spread_indices(min(SAMPLE, rows.count), rows.count, x.device)]
+    index = index.expand(*x.shape[:2], -1)
+
+    def to_coordinates(points: Tensor) -> Tensor:
+        return points.float() if factor is None else backend.project(points, factor, normalise)
+
+    points = to_coordinates(backend.gather_rows(x, index))  # [B, H, S, R]
+    centres = to_coordinates(centroids.to(x.dtype))  # [B, H, C, R]
+    # less the square of the point, which all distances of a row share
+    apart = centres.square().sum(-1)[..., None, :] - 2 * backend.matmul(points, centres.mT)  # [B, H, S, C]
+    empty = partition.sizes[..., None, : centres.shape[2]] == 0
+    nearest = torch.where(empty, torch.inf, apart).amin(-1)  # [B, H, S]
+    group = partition.labels.gather(-1, index)
+    own = apart.gather(-1, group.clamp(min=0)[..., None])[..., 0]
+    square = points.square().sum(-1)
+    grouped = group >= 0  # not padding
+    own, nearest = (torch.where(grouped, (d + square).clamp(min=0), 0.0).sum(-1) for d in (own, nearest))
+    return torch.where(own == 0, 1.0, own / nearest)
+
+
+def _renewed(
+    call: Call, config: Config, sizes: Sizes, memory: GroupMemory, grouping: Grouping, stale: Tensor,
+    backend: Backend,
+) -> Grouping:  # fmt: skip
+    """The grouping with the heads `stale` [B, Hkv] clustered again, each as a batch entry of its own."""
+    heads = stale.flatten().nonzero()[:, 0]
+
+    def some(x: Tensor) -> Tensor:
+        """Of [B, Hkv, ...] the chosen heads [n, 1, ...], of [B, H, ...] the query heads that share them."""
+        shares = x.shape[1] // call.k.shape[1]
+        return x.unflatten(1, (call.k.shape[1], shares)).flatten(0, 1)[heads]
+
+    def merged(old: Tensor | None, new: Tensor | None) -> Tensor | None:
+        if old is None or new is None:
+            return None
+        shares = old.shape[1] // call.k.shape[1]
+        by_head = old.unflatten(1, (call.k.shape[1], shares)).flatten(0, 1).clone()
+        by_head[heads] = new
+        return by_head.view_as(old)
+
+    mask = None if call.key_mask is None else call.key_mask[heads // call.k.shape[1]]
+    part = replace(call, q=some(call.q), k=some(call.k), v=some(call.v), key_mask=mask)
+    start = (some(memory.query_centroids), some(memory.kv_centroids))
+    fresh = group_tokens(part, config, sizes, start, backend, keep_coordinates=False)
+    query = merged(grouping.query.labels, fresh.query.labels)
+    kv = merged(grouping.kv.labels, fresh.kv.labels)
+    query_centroids = merged(grouping.query_centroids, fresh.query_centroids)
+    kv_centroids = merged(grouping.kv_centroids, fresh.kv_centroids)
+    assert query is not None and kv is not None and query_centroids is not None and kv_centroids is not None
+    return replace(
+        grouping,
+        query=backend.sort_groups(query, grouping.query.groups),
+        kv=backend.sort_groups(kv, grouping.kv.groups),
+        query_centroids=query_centroids,
+        kv_centroids=kv_centroids,
+        key_factor=merged(grouping.key_factor, fresh.key_factor),
+        query_factor=merged(grouping.query_factor, fresh.query_factor),
+        reused=~stale,
+    )
+
+
+def _compact(partition: Partition) -> Tensor:
+    """Labels in as few bytes as will do: states of all layers are kept at once."""
+    return partition.labels.to(torch.int16 if partition.groups < 1 << 15 else torch.int32)

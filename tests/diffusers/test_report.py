@@ -200,8 +200,8 @@ def test_equal_notes_are_counted_together():
     log = Tally()
     for density in (0.2345, 0.3456):
         receipt = SimpleNamespace(
-            warm=False, pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)), backend="portable", error=0.1,
-            flops=1, timings=None, beside={"routing": torch.ones(1, 2)}, chosen={"plain": 2},
+            warm=False, reused=0.0, pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)), backend="portable",
+            error=0.1, flops=1, timings=None, beside={"routing": torch.ones(1, 2)}, chosen={"plain": 2},
             notes=(f"density {density} is above the target 0.22", f"{round(10 * density)} of 4 heads run"),
         )  # fmt: skip
         log._receipts.append(receipt)

@@ -5,15 +5,25 @@
 namespace residua::RESIDUA_ISA {
 
 template <class Bits>
-RESIDUA_INLINE Bits peak_bits(const Bits* x, int64_t n, Bits magnitude, Bits infinite, bool* finite) {
-  Bits peak = 0, largest = 0;
+RESIDUA_INLINE Bits largest_bits(const Bits* x, int64_t n, Bits magnitude) {
+  Bits largest = 0;
   for (int64_t i = 0; i < n; i++) {
     const Bits size = x[i] & magnitude;
     largest = size > largest ? size : largest;
-    const Bits counted = size < infinite ? size : Bits{0};
-    peak = counted > peak ? counted : peak;
   }
-  *finite = largest < infinite;
+  return largest;
+}
+
+template <class Bits>
+RESIDUA_INLINE Bits peak_bits(const Bits* x, int64_t n, Bits magnitude, Bits infinite, bool* finite) {
+  Bits peak = largest_bits(x, n, magnitude);
+  *finite = peak < infinite;
+  if (*finite) return peak;
+  peak = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const Bits size = x[i] & magnitude;
+    if (size < infinite && size > peak) peak = size;
+  }
   return peak;
 }
 

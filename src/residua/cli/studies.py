@@ -1,4 +1,4 @@
-"""The studies of captured calls: `residua analyze`, `ablate`, `reconstructions` and `rivals`."""
+"""The studies of captured calls: `residua analyze`, `ablate`, `reconstructions`, `budgets` and `rivals`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
 RECONSTRUCTIONS = Path("residua-reconstructions")
+BUDGETS = Path("residua-budgets")
 QUICK_CALLS = 4
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
@@ -91,6 +92,22 @@ def reconstructions(
         run_study("reconstructions", context, captures, config, quick, out, force)
 
 
+@command(epilog="Example:  residua budgets captures --out residua-budgets")
+def budgets(
+    context: typer.Context,
+    captures: Captures,
+    backend: BackendName = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="One budget alone.")] = False,
+    out: Out = BUDGETS,
+    force: Force = False,
+) -> None:
+    """Compare one budget for all heads with the same density for each, at 2 to 8 % in all."""
+    with readable_errors():
+        from ..config import Config
+
+        run_study("budgets", context, captures, Config(backend=backend), quick, out, force)
+
+
 @command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
 def rivals(
     context: typer.Context,
@@ -155,12 +172,18 @@ def run_study(
     from ..generation.files import check_folder
     from ..lab.captures import read_captures
     from ..lab.studies.ablations.report import ablate as ablation
+    from ..lab.studies.budgets.report import compare_budgets
     from ..lab.studies.diagnostics.report import analyze as analysis
     from ..lab.studies.reconstructions.report import compare_reconstructions
     from .lab_progress import call_bar, publish
 
-    study = {"analyze": analysis, "ablate": ablation, "reconstructions": compare_reconstructions}[name]
-    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, RECONSTRUCTIONS))
+    study = {
+        "analyze": analysis,
+        "ablate": ablation,
+        "reconstructions": compare_reconstructions,
+        "budgets": compare_budgets,
+    }[name]
+    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, RECONSTRUCTIONS, BUDGETS))
     calls = read_captures(captures)
     with call_bar() as watch:
         report = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch)

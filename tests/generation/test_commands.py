@@ -16,8 +16,8 @@ from residua.cli.summary import busy
 from residua.diffusers import QUALITIES
 from residua.generation import page
 from residua.generation.files import MARKER
+from residua.world.held_out import DEMO_PROMPT as PROMPT
 
-PROMPT = "a red circle moving right on a grey background"
 TINY = ("--size", "16", "--frames", "8", "--steps", "2")
 
 
@@ -223,7 +223,7 @@ def test_generate_without_network_or_model_says_what_to_do(monkeypatch, elsewher
     monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", unreachable)
     found = run("generate", "--model", "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "--prompt", "a cat")
     assert found.exit_code == 2
-    for word in ("cannot be loaded", "Cannot reach the hub", "hf download", "--model mini"):
+    for word in ("cannot be loaded", "Cannot reach the hub", "hf download", "--model world"):
         assert word in " ".join(found.output.split())
     assert "with details" not in found.output and listing(elsewhere) == []
 

@@ -16,7 +16,7 @@ from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 if TYPE_CHECKING:
     from ..generation.comparison import Comparison
 
-MODEL_HELP = "Hub id, folder in the layout of diffusers, or mini."
+MODEL_HELP = "Hub id, folder in the layout of diffusers, or world."
 
 
 @command(

@@ -64,6 +64,9 @@ def compare(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
     lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
+    no_floor: Annotated[
+        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
+    ] = False,
     pbench: Annotated[
         Path | None, typer.Option(help="PBench scores by method (JSON), for --methods; nothing runs it here.")
     ] = None,
@@ -108,7 +111,9 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     }  # fmt: skip
     with step_bars() as watch:
         # Written after every setting: a long sweep that is stopped keeps what it has.
-        for rows, tokens in tradeoff.rows_so_far(pipe, given.model, requests, todo, lpips, watch):
+        for rows, tokens in tradeoff.rows_so_far(
+            pipe, given.model, requests, todo, lpips, watch, floor=not given.no_floor
+        ):
             publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
     unit, rows = tradeoff.in_readable_flops(rows)
     columns = {**SHOWN, "pflops": unit}.values()
@@ -116,6 +121,8 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     for row in rows:
         table.add_row(row.name, *tradeoff.cells(row, SHOWN))
     console.print(table)
+    for remark in tradeoff.floor_remarks(rows):
+        console.print(f"dense again: {remark}", soft_wrap=True)
     console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)
 
 
@@ -161,7 +168,7 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     with step_bars() as watch:
         for found in method_table.measure(
             pipe, given.model, requests, settings, lpips, watch, profile=device == "cpu", device=device,
-            pbench=pbench,
+            pbench=pbench, floor=not given.no_floor,
         ):  # fmt: skip
             publish_folder(given.out, method_table.result_files(found, facts, command))
     report = method_table.make_report(found, facts, command)

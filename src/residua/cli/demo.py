@@ -45,6 +45,9 @@ def demo(
         int | None, typer.Option(min=1, help="CPU threads; 1 is best on a busy machine.")
     ] = None,
     no_dense: Annotated[bool, typer.Option("--no-dense", help="Only the sparse video.")] = False,
+    no_floor: Annotated[
+        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
+    ] = False,
     model: Annotated[Path | None, typer.Option(help="Weights folder, instead of the shipped one.")] = None,
     lpips: Annotated[
         Path | None, typer.Option(help="LPIPS weights (safetensors), to measure it too.")
@@ -98,7 +101,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     with step_bars() as watch:
         found = compare(
             pipe, name, request, sparsity, lpips=lpips, watch=watch, dense=not given.no_dense,
-            repeats=given.repeats,
+            repeats=given.repeats, floor=not given.no_floor,
         )  # fmt: skip
     publish_folder(given.out, result_files(found, FPS, command_line(context)))
     console.print(summary(found))

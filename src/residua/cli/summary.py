@@ -7,10 +7,12 @@ import os
 from rich.table import Table
 
 from ..generation.comparison import Comparison
+from ..generation.floor import floor_text
 from ..generation.flops import flops_unit
 from .app import figures
 
 WAITING = 0.1  # of the time: more, and a speed-up says as much about other programs as about this one
+METRICS = (("PSNR, dB", "psnr", "{:.2f}"), ("SSIM", "ssim", "{:.4f}"), ("LPIPS", "lpips", "{:.4f}"))
 LOAD = 1.5  # runnable programs per core that we use
 
 
@@ -44,9 +46,10 @@ def summary(comparison: Comparison) -> Table:
     unit, factor = flops_unit(pflops)
     amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
     row(f"{unit} of the transformer", *amounts)
-    row("PSNR, dB", None, _number(found.psnr, "{:.2f}"))
-    row("SSIM", None, _number(found.ssim, "{:.4f}"))
-    row("LPIPS", None, _number(found.lpips, "{:.4f}"))
+    for title, metric, form in METRICS:
+        # In the dense column stands the floor: a second dense video against the first.
+        lowest = None if comparison.floor is None else floor_text(comparison.floor, metric, form)
+        row(title + (" (dense: the floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
     reasons = [f"not measured: {name}: {reason}" for name, reason in found.not_measured.items()]
     if reasons and dense is not None:  # without a dense video there is nothing to explain
         table.caption, table.caption_justify = "\n".join(reasons), "left"

@@ -18,6 +18,8 @@ from ..integration import find_quality
 from ..lab.recording import dense_on_purpose
 from ..lab.video_quality import Lpips, VideoQuality, quality
 from ..methods import find_method
+from .floor import NAME as DENSE_AGAIN
+from .floor import measure_floor
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 
@@ -93,6 +95,7 @@ class Baseline:
     timed: Timed
     linear_flops: int | None  # per forward pass
     attention_share: float | None = None  # of the time of a dense step; None: not measured
+    floor: VideoQuality | None = None  # a second dense clip against it (`floor.py`); None: not measured
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,11 @@ class Comparison:
         if len(waited) < sum(len(one.waited) for one in timed):
             return None
         return sum(waited) / sum(sum(one.seconds) for one in timed)
+
+    @property
+    def floor(self) -> VideoQuality | None:
+        """How far two dense runs are apart: what a PSNR can tell at best. None: not measured."""
+        return None if self.dense is None else self.dense.floor
 
     @property
     def on_gpu(self) -> bool:
@@ -191,6 +199,7 @@ class Comparison:
             "speedup": self.speedup,
             "cpu_speedup": self.cpu_speedup,
             **self.quality.to_dict(),
+            "floor": None if self.floor is None else self.floor.to_dict(),
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
             "quality": self.sparsity.quality,
@@ -249,8 +258,10 @@ def compare(
     dense: bool = True,
     repeats: int = 1,
     profile: bool = True,
+    floor: bool = False,
 ) -> Comparison:
-    """Dense and sparse in turn, `repeats` times, after a short pass of each that nobody times."""
+    """Dense and sparse in turn, `repeats` times, after a short pass of each that nobody times; `floor` runs
+    dense once more, to say how much a PSNR can tell."""
     linear_flops = warm_up(pipe, request, sparsity, watch) if dense else None
     dense_runs, sparse_runs = [], []
     for _ in range(repeats):
@@ -259,7 +270,10 @@ def compare(
         with sparsity.accelerate(pipe, profile) as handle, counted_passes(pipe) as passes:
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
-    baseline = Baseline(_timed(dense_runs), linear_flops) if dense else None
+    baseline = None
+    if dense:
+        again = _floor(pipe, request, dense_runs[-1], lpips, watch) if floor else None
+        baseline = Baseline(_timed(dense_runs), linear_flops, floor=again)
     return _compared(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
 
 
@@ -282,12 +296,26 @@ def against(
 
 
 def dense_baseline(
-    pipe: Any, request: Request, sparsity: Sparsity, watch: Watch, split: bool = False
+    pipe: Any,
+    request: Request,
+    sparsity: Sparsity,
+    watch: Watch,
+    *,
+    split: bool = False,
+    floor: bool = False,
+    lpips: Lpips | str = "not asked for",
 ) -> Baseline:
-    """The dense clip; `split` also finds which part of its time is attention, from one more step."""
+    """The dense clip. `split` also finds which part of its time is attention, from one more step; `floor`
+    runs it once more to find how far two dense clips are apart."""
     linear_flops = warm_up(pipe, request, sparsity, watch)
     attention = _attention_share(pipe, request, watch) if split else None
-    return Baseline(_timed([generate(pipe, request, watch("dense"))]), linear_flops, attention)
+    run = generate(pipe, request, watch("dense"))
+    again = _floor(pipe, request, run, lpips, watch) if floor else None
+    return Baseline(_timed([run]), linear_flops, attention, again)
+
+
+def _floor(pipe: Any, request: Request, dense: Generation, lpips: Lpips | str, watch: Watch) -> VideoQuality:
+    return measure_floor(pipe, request, dense.frames, lpips, watch(DENSE_AGAIN))
 
 
 def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
@@ -330,6 +358,14 @@ def mean(values: Sequence[float | None]) -> float | None:
     """Over the prompts; None if one is missing, because a mean over other prompts is not comparable."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def mean_floor(baselines: Sequence[Baseline]) -> dict[str, Any] | None:
+    """PSNR, SSIM and LPIPS of the second dense runs, over the prompts; None if there were none."""
+    floors = [one.floor for one in baselines if one.floor is not None]
+    if not floors:
+        return None
+    return {name: mean([getattr(one, name) for one in floors]) for name in ("psnr", "ssim", "lpips")}
 
 
 def machine() -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 from .. import __version__, json_text
 from ..lab.report import style
 from .comparison import Comparison
+from .floor import MEANING, floor_text
 from .flops import flops_unit
 from .videos import (
     contact_sheet,
@@ -118,8 +119,6 @@ def _base64(content: bytes) -> str:
 
 
 def _cards(comparison: Comparison) -> list[Card]:
-    found = comparison.quality
-    missing = found.not_measured
     seconds = f"{comparison.sparse.median:.1f} s"
     if comparison.dense is not None:
         seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
@@ -129,10 +128,19 @@ def _cards(comparison: Comparison) -> list[Card]:
         Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
         Card("Cost", _number(comparison.cost, "{:.1%}"), _cost_remark(comparison)),
         Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),
-        Card("PSNR", _number(found.psnr, "{:.1f} dB"), missing.get("psnr", "sparse against dense")),
-        Card("SSIM", _number(found.ssim, "{:.4f}"), missing.get("ssim", "1 is identical")),
-        Card("LPIPS", _number(found.lpips, "{:.4f}"), missing.get("lpips", "AlexNet v0.1; 0 is identical")),
+        _quality_card(comparison, "PSNR", "{:.1f} dB", "sparse against dense"),
+        _quality_card(comparison, "SSIM", "{:.4f}", "1 is identical"),
+        _quality_card(comparison, "LPIPS", "{:.4f}", "AlexNet v0.1; 0 is identical"),
     ]
+
+
+def _quality_card(comparison: Comparison, title: str, form: str, remark: str) -> Card:
+    """A metric, and beside it how far two dense videos are apart by it."""
+    name, found, floor = title.lower(), comparison.quality, comparison.floor
+    lowest = None if floor is None else floor_text(floor, name, form)
+    if lowest is not None:
+        remark += f"; floor {lowest}: {MEANING}"
+    return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))
 
 
 def _cost_remark(comparison: Comparison) -> str:

@@ -14,7 +14,19 @@ from ..errors import InputError
 from ..integration import find_quality
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
-from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine, mean
+from .comparison import (
+    Baseline,
+    Comparison,
+    Sparsity,
+    Watch,
+    against,
+    dense_baseline,
+    machine,
+    mean,
+    mean_floor,
+)
+from .floor import MEANING
+from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
 from .run import Request
 
@@ -66,8 +78,14 @@ class Row:
         return f"{self.partition}, {self.reconstruction}{bounded}"
 
     @property
+    def is_dense(self) -> bool:
+        return self.partition in ("dense", DENSE_AGAIN)
+
+    @property
     def name(self) -> str:
         """Short, for a terminal; the density is in a column of its own."""
+        if self.is_dense:
+            return self.partition
         if self.quality is not None:
             return self.quality
         bound = "" if self.max_error is None else f" ≤{self.max_error:g}"
@@ -118,9 +136,13 @@ def rows_so_far(
     todo: Sequence[Sparsity],
     lpips: Lpips | str,
     watch: Watch,
+    floor: bool = True,
 ) -> Iterator[tuple[list[Row], int]]:
-    """The rows so far and the video tokens, each time a setting is finished; dense comes first."""
-    baselines = [dense_baseline(pipe, request, todo[0], watch) for request in requests]
+    """The rows so far and the video tokens, each time a setting is finished; dense comes first, then dense
+    again, if the `floor` is wanted."""
+    baselines = [
+        dense_baseline(pipe, request, todo[0], watch, floor=floor, lpips=lpips) for request in requests
+    ]
     rows: list[Row] = []
     for sparsity in todo:
         found = [
@@ -128,7 +150,7 @@ def rows_so_far(
             for request, dense in zip(requests, baselines, strict=True)
         ]
         if not rows:
-            rows.append(_dense_row(found, baselines))
+            rows += _dense_rows(found, baselines)
         rows.append(_row(sparsity, found))
         yield rows, found[0].tokens
 
@@ -166,6 +188,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
         "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
+        *(f"{DENSE_AGAIN}: {text}" for text in floor_remarks(rows)),
         "",
         "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",
         "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
@@ -178,6 +201,16 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def floor_remarks(rows: Sequence[Row]) -> list[str]:
+    """What the row of the second dense run means, if there is one."""
+    found = next((row for row in rows if row.partition == DENSE_AGAIN), None)
+    if found is None:
+        return []
+    if found.psnr is None:
+        return [f"{MEANING}: for at least one prompt not a bit differs, so that the floor has no PSNR."]
+    return [f"{MEANING}: the floor. A PSNR near {found.psnr:.1f} dB cannot be told from a second dense run."]
+
+
 def plot(rows: Sequence[Row]) -> bytes:
     """What quality costs, one line per partition and reconstruction; the points of a line are in the order of
     what was asked for, so that a noisy speed-up does not tangle it."""
@@ -187,9 +220,13 @@ def plot(rows: Sequence[Row]) -> bytes:
     figure = Figure(figsize=(11, 8.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2)
+    sparse = [row for row in rows if not row.is_dense]
+    lowest = next((row.psnr for row in rows if row.partition == DENSE_AGAIN), None)
     for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
-        for line in dict.fromkeys(row.line for row in rows[1:]):
-            _draw(axis, x, y, [row for row in rows[1:] if row.line == line])
+        for line in dict.fromkeys(row.line for row in sparse):
+            _draw(axis, x, y, [row for row in sparse if row.line == line])
+        if y == "psnr" and lowest is not None:
+            axis.axhline(lowest, color="grey", linestyle=":", label="floor (dense again)")
         axis.set_xlabel(TITLES[x])
         axis.set_title(TITLES[y], loc="left")
         axis.grid(alpha=0.3)
@@ -232,10 +269,15 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
     )
 
 
-def _dense_row(found: list[Comparison], baselines: list[Baseline]) -> Row:
+def _dense_rows(found: list[Comparison], baselines: list[Baseline]) -> list[Row]:
+    """Dense, and dense again if that was measured."""
     pflops = mean([one.pflops(dense=True) for one in found])
     seconds = mean([dense.timed.median for dense in baselines])
-    return Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
+    dense = Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
+    floor = mean_floor(baselines)
+    if floor is None:
+        return [dense]
+    return [dense, replace(dense, partition=DENSE_AGAIN, speedup=None, seconds=None, **floor)]
 
 
 def _name(sparsity: Sparsity) -> str:

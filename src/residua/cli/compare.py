@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # What fits a terminal of 80 columns; the files have more.
 SHOWN = {
-    "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "lpips": "LPIPS",
-    "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
+    "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "gmsd": "GMSD",
+    "lpips": "LPIPS", "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
 }  # fmt: skip
 METHODS_DENSITY = 0.22  # of --methods, unless --densities says otherwise
 
@@ -116,11 +116,15 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         ):
             publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
     unit, rows = tradeoff.in_readable_flops(rows)
-    columns = {**SHOWN, "pflops": unit}.values()
+    names = {**SHOWN, "pflops": unit}
+    shown = [name for name in SHOWN if any(getattr(row, name) is not None for row in rows)]
+    columns = [names[name] for name in shown]
     table = figures(f"{given.model}: quality against efficiency", "partition, reconstruction", *columns)
     for row in rows:
-        table.add_row(row.name, *tradeoff.cells(row, SHOWN))
+        table.add_row(row.name, *tradeoff.cells(row, shown))
     console.print(table)
+    for other in tradeoff.physics_tables(rows):
+        console.print(other.rich())
     for remark in tradeoff.floor_remarks(rows):
         console.print(f"dense again: {remark}", soft_wrap=True)
     console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)
@@ -172,7 +176,8 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
         ):  # fmt: skip
             publish_folder(given.out, method_table.result_files(found, facts, command))
     report = method_table.make_report(found, facts, command)
-    console.print(report.tables[0].rich())
+    for table in report.tables:
+        console.print(table.rich())
     for name, reason in found.not_measured.items():
         console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
     console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)

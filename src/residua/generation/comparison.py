@@ -16,11 +16,12 @@ from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
 from ..integration import find_quality
 from ..lab.recording import dense_on_purpose
-from ..lab.video_quality import Lpips, VideoQuality, quality
+from ..lab.video_quality import METRICS, Lpips, VideoQuality, quality
 from ..methods import find_method
 from .floor import NAME as DENSE_AGAIN
 from .floor import measure_floor
 from .flops import counted_passes
+from .physics import RunPhysics, run_physics
 from .run import Generation, Progress, Request, generate
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
@@ -110,6 +111,7 @@ class Comparison:
     passes: int  # forward passes of the transformers in one generation
     report: Report
     quality: VideoQuality
+    physics: RunPhysics | None = None  # None: not a clip of the model in the box
     vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or why not
 
     @property
@@ -200,6 +202,7 @@ class Comparison:
             "cpu_speedup": self.cpu_speedup,
             **self.quality.to_dict(),
             "floor": None if self.floor is None else self.floor.to_dict(),
+            **({} if self.physics is None else {"physics": self.physics.to_dict()}),
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
             "quality": self.sparsity.quality,
@@ -274,7 +277,8 @@ def compare(
     if dense:
         again = _floor(pipe, request, dense_runs[-1], lpips, watch) if floor else None
         baseline = Baseline(_timed(dense_runs), linear_flops, floor=again)
-    return _compared(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
+    sparse = _timed(sparse_runs)
+    return _compared(pipe, model, request, sparsity, sparse, baseline, passes.count, report, lpips)
 
 
 def against(
@@ -292,7 +296,7 @@ def against(
     with sparsity.accelerate(pipe, profile=profile) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
-    return _compared(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
+    return _compared(pipe, model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
 
 
 def dense_baseline(
@@ -339,6 +343,7 @@ def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> in
 
 
 def _compared(
+    pipe: Any,
     model: str,
     request: Request,
     sparsity: Sparsity,
@@ -351,7 +356,9 @@ def _compared(
     found = VideoQuality.nothing("there is no dense video to compare with")
     if dense is not None:
         found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
-    return Comparison(model, request, sparsity, sparse, dense, passes, report, found)
+    clip = None if dense is None else dense.timed.clip.frames
+    physics = run_physics(pipe, request, sparse.clip.frames, clip)
+    return Comparison(model, request, sparsity, sparse, dense, passes, report, found, physics)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -361,11 +368,11 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def mean_floor(baselines: Sequence[Baseline]) -> dict[str, Any] | None:
-    """PSNR, SSIM and LPIPS of the second dense runs, over the prompts; None if there were none."""
+    """PSNR, SSIM, GMSD and LPIPS of the second dense runs, over the prompts; None if there were none."""
     floors = [one.floor for one in baselines if one.floor is not None]
     if not floors:
         return None
-    return {name: mean([getattr(one, name) for one in floors]) for name in ("psnr", "ssim", "lpips")}
+    return {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
 
 
 def machine() -> dict[str, Any]:

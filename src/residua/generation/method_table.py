@@ -34,6 +34,7 @@ from .comparison import (
 from .floor import MEANING
 from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
+from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
 from .run import Request
 from .videos import contact_sheet, encode_mp4, encode_png, to_pixels
 
@@ -77,6 +78,8 @@ class MethodRow:
     waiting: float | None  # share of the time in which other work had the core
     scores: dict[str, float] = field(default_factory=dict)  # of VBench, and PBench
     parts: dict[str, float] = field(default_factory=dict)  # seconds by part; empty unless profiled
+    gmsd: float | None = None
+    physics: PhysicsRow | None = None  # None: not the model in the box
 
 
 @dataclass(frozen=True)
@@ -204,13 +207,13 @@ def _row(name: str, found: Sequence[Comparison], scores: dict[str, float]) -> Me
         name, find_method(name).title,
         density=mean([one.density for one in found]), cost=mean([one.cost for one in found]),
         psnr=mean([one.quality.psnr for one in found]), ssim=mean([one.quality.ssim for one in found]),
-        lpips=mean([one.quality.lpips for one in found]),
+        lpips=mean([one.quality.lpips for one in found]), gmsd=mean([one.quality.gmsd for one in found]),
         error=mean([one.report.total.error for one in found]),
         pflops=mean([one.pflops(dense=False) for one in found]),
         speedup=mean([one.speedup for one in found]),
         cpu_speedup=mean([one.cpu_speedup for one in found]),
         seconds=fmean(one.sparse.median for one in found), waiting=mean([one.waiting for one in found]),
-        scores=scores, parts=_parts(found),
+        scores=scores, parts=_parts(found), physics=mean_physics([one.physics for one in found]),
     )  # fmt: skip
 
 
@@ -226,14 +229,14 @@ def _dense_rows(
     pflops = mean([one.pflops(dense=True) for one in found])
     dense = MethodRow(
         DENSE, "dense (SDPA)", 1.0, 1.0, None, None, None, None, pflops, 1.0, 1.0, seconds, None, scores,
-        parts,
+        parts, physics=mean_dense_physics([one.physics for one in found]),
     )  # fmt: skip
     floor = mean_floor(baselines)
     if floor is None:
         return [dense]
     again = replace(
         dense, method=DENSE_AGAIN, title=f"{DENSE_AGAIN} (the floor)", speedup=None, cpu_speedup=None,
-        scores={}, parts={}, **floor,
+        scores={}, parts={}, physics=None, **floor,
     )  # fmt: skip
     return [dense, again]
 
@@ -261,6 +264,7 @@ def table(rows: Sequence[MethodRow], title: str) -> Table:
     columns = {
         "PSNR, dB": [_text(row.psnr, "{:.2f}") for row in rows],
         "SSIM": [_text(row.ssim, "{:.4f}") for row in rows],
+        "GMSD": [_text(row.gmsd, "{:.4f}") for row in rows],
         "LPIPS": [_text(row.lpips, "{:.4f}") for row in rows],
         "ImgQual": [_text(row.scores.get("imaging_quality"), "{:.4f}") for row in rows],
         "SubCons": [_text(row.scores.get("subject_consistency"), "{:.4f}") for row in rows],
@@ -320,11 +324,14 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
     return Report(
         title=f"{facts['model']}: methods at {share(facts['density'], 0)} of the pairs",
         lead=f"{found.tokens:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
-        f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
-        "cost of the sparse calls as a share of dense attention; speed-up of the whole generation; the error "
-        "is what a method says of itself while it runs.",
+        f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
+        "seed; cost of the sparse calls as a share of dense attention; speed-up of the whole generation; "
+        "the error is what a method says of itself while it runs.",
         command=command,
-        tables=[table(found.rows, "Quality and efficiency (the paper's Table 1)")],
+        tables=[
+            table(found.rows, "Quality and efficiency (the paper's Table 1)"),
+            *physics_table({row.title: row.physics for row in found.rows}, find_method(OURS).title),
+        ],
         pictures=runtime(found.rows),
         warnings=disturbed(found.rows),
         facts={

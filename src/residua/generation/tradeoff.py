@@ -12,6 +12,7 @@ from .. import doctor, json_text
 from ..config import Config
 from ..errors import InputError
 from ..integration import find_quality
+from ..lab.tables import Table
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
 from .comparison import (
@@ -28,18 +29,19 @@ from .comparison import (
 from .floor import MEANING
 from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
+from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
 from .run import Request
 
 FILES = ("compare.md", "compare.json", "compare.png")
 COLUMNS = {
     "partition": "partition", "reconstruction": "reconstruction", "quality": "quality",
     "max_error": "max error", "target": "target", "cost": "cost", "density": "density",
-    "psnr": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "error": "attention error", "pflops": "PFLOPs",
-    "speedup": "speed-up", "seconds": "seconds",
+    "psnr": "PSNR, dB", "ssim": "SSIM", "gmsd": "GMSD", "lpips": "LPIPS", "error": "attention error",
+    "pflops": "PFLOPs", "speedup": "speed-up", "seconds": "seconds",
 }  # fmt: skip
 FORMS = {
     "max_error": "{:g}", "target": "{:.0%}", "cost": "{:.1%}", "density": "{:.1%}",
-    "psnr": "{:.2f}", "ssim": "{:.4f}", "lpips": "{:.4f}",
+    "psnr": "{:.2f}", "ssim": "{:.4f}", "gmsd": "{:.4f}", "lpips": "{:.4f}",
     "error": "{:.4f}", "pflops": "{:.4g}", "speedup": "{:.2f}x", "seconds": "{:.1f}",
 }  # fmt: skip
 TITLES = {
@@ -68,6 +70,8 @@ class Row:
     pflops: float | None
     speedup: float | None
     seconds: float | None
+    gmsd: float | None = None
+    physics: PhysicsRow | None = None  # None: not the model in the box
 
     @property
     def line(self) -> str:
@@ -183,8 +187,8 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         f"# {facts['model']}: quality against efficiency",
         "",
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
-        f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
-        "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
+        f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
+        "seed; speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
         "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
         "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
@@ -194,11 +198,21 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
         *("| " + " | ".join(cells(row)) + " |" for row in rows),
         "",
+        *(part for one in physics_tables(rows) for part in [*one.markdown().splitlines(), ""]),
         "```",
         facts["command"],
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def physics_tables(rows: Sequence[Row]) -> list[Table]:
+    """One table of the physics, or none for other models."""
+    return physics_table({_asked(row): row.physics for row in rows})
+
+
+def _asked(row: Row) -> str:
+    return row.name if row.target is None or row.quality is not None else f"{row.name} {row.target:.0%}"
 
 
 def floor_remarks(rows: Sequence[Row]) -> list[str]:
@@ -262,10 +276,12 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
         psnr=mean([one.quality.psnr for one in found]),
         ssim=mean([one.quality.ssim for one in found]),
         lpips=mean([one.quality.lpips for one in found]),
+        gmsd=mean([one.quality.gmsd for one in found]),
         error=mean([one.report.total.error for one in found]),
         pflops=mean([one.pflops(dense=False) for one in found]),
         speedup=mean([one.speedup for one in found]),
         seconds=mean([one.sparse.median for one in found]),
+        physics=mean_physics([one.physics for one in found]),
     )
 
 
@@ -273,11 +289,28 @@ def _dense_rows(found: list[Comparison], baselines: list[Baseline]) -> list[Row]
     """Dense, and dense again if that was measured."""
     pflops = mean([one.pflops(dense=True) for one in found])
     seconds = mean([dense.timed.median for dense in baselines])
-    dense = Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
+    physics = mean_dense_physics([one.physics for one in found])
+    dense = Row(
+        "dense",
+        "-",
+        None,
+        None,
+        None,
+        1.0,
+        1.0,
+        None,
+        None,
+        None,
+        None,
+        pflops,
+        1.0,
+        seconds,
+        physics=physics,
+    )
     floor = mean_floor(baselines)
     if floor is None:
         return [dense]
-    return [dense, replace(dense, partition=DENSE_AGAIN, speedup=None, seconds=None, **floor)]
+    return [dense, replace(dense, partition=DENSE_AGAIN, speedup=None, seconds=None, physics=None, **floor)]
 
 
 def _name(sparsity: Sparsity) -> str:

@@ -13,7 +13,7 @@ from .app import command, console, readable_errors
 from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 
 FOLDER = Path("residua-demo")
-FPS = 12
+FPS = 16  # a clip of 32 frames is two seconds, as simulated
 
 
 @command(

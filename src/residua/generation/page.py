@@ -6,7 +6,7 @@ import base64
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..lab.report import style
 from .comparison import Comparison
 from .floor import MEANING, floor_text
 from .flops import flops_unit
+from .physics import MEANING as PHYSICS
 from .videos import (
     contact_sheet,
     difference,
@@ -26,8 +27,10 @@ from .videos import (
     to_pixels,
 )
 
+if TYPE_CHECKING:
+    from ..world.physics import Physics, Track
+
 TEMPLATES = "residua.generation", "templates"
-GAIN = 4  # of the difference clip
 STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows")
 
 
@@ -74,6 +77,8 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         facts=comparison.to_dict(),
         cards=_cards(comparison),
         clips=_clips(comparison, fps),
+        difference=_difference(comparison, fps),
+        physics=_physics(comparison),
         layers=_layers(comparison),
         stages=_stages(comparison),
         curve=_curve(comparison.quality.psnr_per_frame),
@@ -100,18 +105,23 @@ def _captions(comparison: Comparison) -> dict[str, str]:
 
 
 def _clips(comparison: Comparison, fps: int) -> list[dict[str, str]]:
-    sparse = to_pixels(comparison.sparse.clip.frames)
-    shown: dict[str, np.ndarray] = {}
+    """The sparse clip, over the dense one if there is one."""
+    shown = [comparison.sparse.clip.frames]
     if comparison.dense is not None:
-        dense = to_pixels(comparison.dense.timed.clip.frames)
-        shown["Dense attention"] = dense
-    shown["Sparse attention"] = sparse
-    if comparison.dense is not None:
-        shown[f"Difference, {GAIN} times amplified"] = difference(sparse, dense, GAIN)
-    return [
-        {"title": title, "source": "data:video/mp4;base64," + _base64(encode_mp4(enlarged(pixels), fps))}
-        for title, pixels in shown.items()
-    ]
+        shown.insert(0, comparison.dense.timed.clip.frames)
+    return [{"source": _source(to_pixels(frames), fps)} for frames in shown]
+
+
+def _difference(comparison: Comparison, fps: int) -> dict[str, str] | None:
+    if comparison.dense is None:
+        return None
+    pixels, top = difference(comparison.sparse.clip.frames, comparison.dense.timed.clip.frames)
+    levels = f"{255 * top:.2g} of 255 levels" if top else ""
+    return {"source": _source(pixels, fps), "top": f"{top:.2g}" if top else "", "levels": levels}
+
+
+def _source(pixels: np.ndarray, fps: int) -> str:
+    return "data:video/mp4;base64," + _base64(encode_mp4(enlarged(pixels), fps))
 
 
 def _base64(content: bytes) -> str:
@@ -130,6 +140,7 @@ def _cards(comparison: Comparison) -> list[Card]:
         Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),
         _quality_card(comparison, "PSNR", "{:.1f} dB", "sparse against dense"),
         _quality_card(comparison, "SSIM", "{:.4f}", "1 is identical"),
+        _quality_card(comparison, "GMSD", "{:.4f}", "differences of edges; 0 is identical"),
         _quality_card(comparison, "LPIPS", "{:.4f}", "AlexNet v0.1; 0 is identical"),
     ]
 
@@ -141,6 +152,54 @@ def _quality_card(comparison: Comparison, title: str, form: str, remark: str) ->
     if lowest is not None:
         remark += f"; floor {lowest}: {MEANING}"
     return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))
+
+
+def _physics(comparison: Comparison) -> dict[str, Any] | None:
+    """Paths and figures of the balls; None but for clips of the model in the box."""
+    found = comparison.physics
+    if found is None:
+        return None
+    # Sparse is drawn last, over the others.
+    paths = [
+        _path(kind, track)
+        for kind, tracks in (("truth", found.truth), ("dense", found.dense), ("sparse", found.sparse))
+        for track in tracks or []
+    ]
+    judged = {
+        "sparse, dense": found.from_dense,
+        "sparse, simulator": found.from_truth,
+        "dense, simulator": found.dense_from_truth,
+    }
+    names = {"truth": "simulator", "dense": "dense", "sparse": "sparse"}
+    shown = {path["kind"] for path in paths}
+    return {
+        "paths": paths,
+        "kinds": [(kind, name) for kind, name in names.items() if kind in shown],
+        "rows": [_physics_row(name, one) for name, one in judged.items() if one is not None],
+        "meaning": PHYSICS,
+    }
+
+
+def _path(kind: str, track: Track) -> dict[str, str]:
+    """`points_by_frame` has a word for every frame, `-` where the ball is not seen."""
+    seen = track.seen
+    places = [f"{x:.2f},{y:.2f}" if ok else "-" for (x, y), ok in zip(track.centre + 0.5, seen, strict=True)]
+    points = " ".join(place for place in places if place != "-")
+    size = 0.22 * track.radius
+    return {"kind": kind, "points": points, "points_by_frame": " ".join(places), "dot": f"{size:.2f}"}
+
+
+def _physics_row(name: str, physics: Physics) -> dict[str, str]:
+    known = np.isfinite(physics.position_error)
+    lost = physics.lost + physics.torn + physics.merged
+    missed = physics.missing_bounces + physics.extra_bounces
+    return {
+        "name": name,
+        "mean": f"{physics.position_error:.3f}" if known else "not seen",
+        "worst": f"{physics.worst_error:.3f}" if known else "",
+        "lost": f"{lost} of {physics.balls}",
+        "missed": f"{missed} of {physics.bounces}",
+    }
 
 
 def _cost_remark(comparison: Comparison) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .. import doctor, json_text
+from .. import doctor, json_text, palette
 from ..config import Config
 from ..errors import InputError
 from ..integration import find_quality
@@ -32,6 +32,7 @@ from .flops import flops_unit
 from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
 from .run import Request
 
+OURS = "response, anchored"  # the line of this project's method
 FILES = ("compare.md", "compare.json", "compare.png")
 COLUMNS = {
     "partition": "partition", "reconstruction": "reconstruction", "quality": "quality",
@@ -188,8 +189,8 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         "",
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
         f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
-        "seed; speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
-        "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
+        "seed; speed-up of the whole generation, dense steps included; cost of the sparse calls as a share "
+        "of dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
         "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
         *(f"{DENSE_AGAIN}: {text}" for text in floor_remarks(rows)),
@@ -236,11 +237,13 @@ def plot(rows: Sequence[Row]) -> bytes:
     panels = figure.subplots(2, 2)
     sparse = [row for row in rows if not row.is_dense]
     lowest = next((row.psnr for row in rows if row.partition == DENSE_AGAIN), None)
+    names = list(dict.fromkeys(row.line for row in sparse))
+    chosen = palette.colours(names, OURS if OURS in names else None)
     for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
-        for line in dict.fromkeys(row.line for row in sparse):
-            _draw(axis, x, y, [row for row in sparse if row.line == line])
+        for line, colour in chosen.items():
+            _draw(axis, x, y, [row for row in sparse if row.line == line], colour)
         if y == "psnr" and lowest is not None:
-            axis.axhline(lowest, color="grey", linestyle=":", label="floor (dense again)")
+            axis.axhline(lowest, color=palette.REFERENCE, linestyle=":", label="floor (dense again)")
         axis.set_xlabel(TITLES[x])
         axis.set_title(TITLES[y], loc="left")
         axis.grid(alpha=0.3)
@@ -252,12 +255,12 @@ def plot(rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(axis: Any, x: str, y: str, line: list[Row]) -> None:
+def _draw(axis: Any, x: str, y: str, line: list[Row], colour: str) -> None:
     line = sorted(line, key=lambda row: (row.max_error or 0.0, row.target or 0.0))
     known = [row for row in line if getattr(row, x) is not None and getattr(row, y) is not None]
     style = "--" if line[0].max_error is not None else "-"
     xs, ys = [getattr(row, x) for row in known], [getattr(row, y) for row in known]
-    axis.plot(xs, ys, style, marker="*" if line[0].quality else "o", label=line[0].line)
+    axis.plot(xs, ys, style, color=colour, marker="*" if line[0].quality else "o", label=line[0].line)
     for row, at in zip(known, zip(xs, ys, strict=True), strict=True):
         if row.quality is not None:
             axis.annotate(row.quality, at, xytext=(5, 4), textcoords="offset points", fontsize="small")

@@ -20,18 +20,18 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "results"
 CAPTURE = "--layers 0,2,4 --heads 0,1"
 CAPTURES = {
-    "mini": f"capture --model mini {CAPTURE} --steps 1,2,4 --run-steps 6",
-    "mini-16k": f"capture --model mini --frames 64 {CAPTURE} --steps 2 --run-steps 4",
+    "world": f"capture --model world {CAPTURE} --steps 1,2,4 --run-steps 6",
+    "world-16k": f"capture --model world --frames 64 {CAPTURE} --steps 2 --run-steps 4",
 }
 # Study -> its command, and the captures that it runs on; the user's own calls are added to all.
 STUDIES = {
-    "diagnostics": ("analyze", ("mini",)),
-    "ablations": ("ablate", ("mini",)),
-    "reconstructions": ("reconstructions", ("mini", "mini-16k")),
-    "rivals": ("rivals", ("mini",)),
+    "diagnostics": ("analyze", ("world",)),
+    "ablations": ("ablate", ("world",)),
+    "reconstructions": ("reconstructions", ("world", "world-16k")),
+    "rivals": ("rivals", ("world",)),
 }
 METHODS = (
-    "compare --model mini --methods dense,sparge,svg2,svoo,svg-ear,hard-drop,paper,authors,anchored "
+    "compare --model world --methods dense,sparge,svg2,svoo,svg-ear,hard-drop,paper,authors,anchored "
     "--densities 0.22 --steps 20 --dense-steps 0.1 --dense-layers 0 --min-tokens 0"
 )
 
@@ -77,7 +77,7 @@ def main() -> None:
         out = given.work / "methods"
         extra = [] if given.lpips is None else ["--lpips", str(given.lpips)]
         residua(METHODS, "--out", str(out), "--force", *extra)
-        publish("methods-mini", out)
+        publish("methods-world", out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 RESIDUA = "#3563d9"  # blue: the method of this project, in charts and as an emphasised row
+RESIDUA_ON_DARK = "#7d9ff5"  # the same on dark paper
 CONTRADICTED = "#d2593c"  # red: nothing else is
 CONFIRMED = "#2c8a6b"  # green: nothing else is
 INK, GRID = "#1d2230", "#e4e2dd"  # text and axes; the lines behind them

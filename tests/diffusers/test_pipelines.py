@@ -120,21 +120,21 @@ def test_the_scheduler_may_be_exchanged_after(pipes, speed_up):
         assert handle.report().total.dense == {"first steps": 8}
 
 
-def test_the_miniature_pipeline_in_the_box(speed_up):
+def test_the_pipeline_in_the_box(speed_up):
     from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
-    from residua.mini.model import TRANSFORMER_CONFIG, PromptTable
-    from residua.mini.pipeline import MiniVideoPipeline
+    from residua.world.model import TRANSFORMER_CONFIG, PromptTable
+    from residua.world.pipeline import WorldPipeline
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = WanTransformer3DModel(**{**TRANSFORMER_CONFIG, "num_layers": 2}).eval()
-    pipe = MiniVideoPipeline(model, FlowMatchEulerDiscreteScheduler(shift=3.0), PromptTable())
+    pipe = WorldPipeline(model, FlowMatchEulerDiscreteScheduler(shift=3.0), PromptTable())
     pipe.set_progress_bar_config(disable=True)
 
     def run():
         return pipe(
-            "a red circle moving right on a black background", height=32, width=32, num_frames=6,
+            "a red clay ball dropped on a sand floor at noon", height=32, width=32, num_frames=6,
             num_inference_steps=3, guidance_scale=2.0, output_type="latent",
             generator=torch.Generator().manual_seed(0),
         ).frames  # fmt: skip

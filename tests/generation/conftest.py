@@ -1,4 +1,4 @@
-"""A randomly initialised miniature pipeline and clips so small that they cost nothing."""
+"""A randomly initialised small pipeline of the world model and clips so small that they cost nothing."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 from residua.config import Config
 from residua.generation.comparison import Sparsity, compare
 from residua.generation.run import Request
-from residua.mini.model import TRANSFORMER_CONFIG, PromptTable
-from residua.mini.pipeline import MiniVideoPipeline
+from residua.world.held_out import DEMO_PROMPT as PROMPT
+from residua.world.model import TRANSFORMER_CONFIG, PromptTable
+from residua.world.pipeline import WorldPipeline
 
-PROMPT = "a red circle moving right on a grey background"
 SMALL = {"num_layers": 2, "attention_head_dim": 32, "ffn_dim": 64}
 
 
 @pytest.fixture(scope="session")
-def pipe() -> MiniVideoPipeline:
+def pipe() -> WorldPipeline:
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         transformer, table = WanTransformer3DModel(**{**TRANSFORMER_CONFIG, **SMALL}), PromptTable()
     with torch.no_grad():
         for param in (*transformer.parameters(), *table.parameters()):
             param.copy_(0.1 * torch.randn(param.shape, generator=generator))
-    return MiniVideoPipeline(transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), table)
+    return WorldPipeline(transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), table)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,7 @@ def sparsity() -> Sparsity:
 def comparison(pipe):
     return compare(
         pipe,
-        "mini",
+        "world",
         Request(PROMPT, seed=1, steps=3, height=16, width=16, frames=8),
         Sparsity(Config(density=0.4, backend="portable"), dense_steps=1, dense_layers=1, min_tokens=0),
         lpips="no weights here",

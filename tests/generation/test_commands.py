@@ -16,8 +16,8 @@ from residua.cli.summary import busy
 from residua.diffusers import QUALITIES
 from residua.generation import page
 from residua.generation.files import MARKER
+from residua.world.held_out import DEMO_PROMPT as PROMPT
 
-PROMPT = "a red circle moving right on a grey background"
 TINY = ("--size", "16", "--frames", "8", "--steps", "2")
 
 
@@ -50,7 +50,9 @@ def test_demo_writes_its_folder_and_may_run_again(weights, elsewhere):
         ]
     )
     facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
-    assert facts["prompt"] == PROMPT and facts["lpips"] is None and facts["psnr"] > 0
+    assert facts["prompt"] == PROMPT and facts["lpips"] is None and facts["floor"]["psnr"] > facts["psnr"] > 0
+    assert "PSNR, dB (dense: the floor)" in found.output
+    assert "floor " in (elsewhere / "residua-demo" / "report.html").read_text()
     assert facts["settings"][0]["config"]["density"] == 0.5
     assert facts["settings"][0]["config"]["reconstruction"] == "anchored"
     assert facts["cost"] > facts["density"] > 0 and facts["error"] > 0 and facts["quality"] is None
@@ -223,7 +225,7 @@ def test_generate_without_network_or_model_says_what_to_do(monkeypatch, elsewher
     monkeypatch.setattr(diffusers.DiffusionPipeline, "from_pretrained", unreachable)
     found = run("generate", "--model", "Wan-AI/Wan2.2-I2V-A14B-Diffusers", "--prompt", "a cat")
     assert found.exit_code == 2
-    for word in ("cannot be loaded", "Cannot reach the hub", "hf download", "--model mini"):
+    for word in ("cannot be loaded", "Cannot reach the hub", "hf download", "--model world"):
         assert word in " ".join(found.output.split())
     assert "with details" not in found.output and listing(elsewhere) == []
 
@@ -239,7 +241,10 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
     assert listing(out) == [MARKER, "compare.json", "compare.md", "compare.png"]
     facts = json.loads((out / "compare.json").read_text())
     rows = facts["rows"]
-    assert len(rows) == 1 + 8 and rows[0]["partition"] == "dense" and rows[0]["density"] == 1.0
+    assert len(rows) == 2 + 8 and rows[0]["partition"] == "dense" and rows[0]["density"] == 1.0
+    floor = rows.pop(1)
+    assert floor["partition"] == "dense again" and floor["psnr"] > max(row["psnr"] for row in rows[1:])
+    assert floor["speedup"] is None and f"{floor['psnr']:.1f} dB" in found.output
     assert {(r["partition"], r["reconstruction"], r["target"]) for r in rows[1:]} == {
         (p, r, d) for p in ("semantic", "response") for r in ("none", "probe") for d in (0.3, 0.6)
     }
@@ -248,7 +253,8 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
         row["cost"] > row["density"] and row["max_error"] is row["quality"] is None for row in rows[1:]
     )
     table = (out / "compare.md").read_text()
-    assert table.count("\n| ") == 1 + 9 and "LPIPS was not measured" in table
+    assert table.count("\n| ") == 1 + 10 and "LPIPS was not measured" in table
+    assert "\ndense again: dense against dense" in table
     Image.open(out / "compare.png").verify()
     assert run("compare", "--model", weights).exit_code == 2  # the folder is taken
 
@@ -258,9 +264,10 @@ def test_compare_sweeps_error_bounds_and_qualities(weights, elsewhere):
     found = run(
         "compare", "--model", weights, "--densities", "0.4", "--partitions", "response",
         "--reconstructions", "probe,anchored", "--max-errors", "0.05,0.5", "--qualities", "faithful,fast",
-        "--min-tokens", "0", "--dense-steps", "0", *TINY,
+        "--min-tokens", "0", "--dense-steps", "0", "--no-floor", *TINY,
     )  # fmt: skip
     assert found.exit_code == 0, found.output
+    assert "dense again" not in found.output
     rows = json.loads((elsewhere / "residua-compare" / "compare.json").read_text())["rows"]
     asked = [(row["reconstruction"], row["quality"], row["max_error"], row["target"]) for row in rows[1:]]
     faithful, fast = QUALITIES["faithful"], QUALITIES["fast"]

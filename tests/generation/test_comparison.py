@@ -128,7 +128,7 @@ def test_sparse_alone_compares_with_nothing(pipe, request_small, sparsity):
         names.append(name)
         return silent(name)
 
-    found = compare(pipe, "mini", request_small, sparsity, lpips="x", watch=watch, dense=False)
+    found = compare(pipe, "world", request_small, sparsity, lpips="x", watch=watch, dense=False)
     assert names == ["sparse"]
     facts = found.to_dict()
     assert facts["speedup"] is None and facts["psnr"] is None and facts["dense_seconds"] is None
@@ -146,13 +146,13 @@ def test_an_exception_leaves_a_dense_pipeline(pipe, request_small, sparsity):
         return step
 
     with pytest.raises(KeyboardInterrupt):
-        compare(pipe, "mini", request_small, sparsity, lpips="x", watch=stopping)
+        compare(pipe, "world", request_small, sparsity, lpips="x", watch=stopping)
     np.testing.assert_array_equal(generate(pipe, request_small).frames, dense)
 
 
 def test_dense_settings_give_the_dense_clip(pipe, request_small):
     everything = Sparsity(dense_steps=1.0, min_tokens=0)
-    found = compare(pipe, "mini", request_small, everything, lpips="x", watch=silent)
+    found = compare(pipe, "world", request_small, everything, lpips="x", watch=silent)
     assert found.quality.psnr is None and "identical" in found.quality.not_measured["psnr"]
     assert found.density is None and found.report.total.density_with_dense == 1.0
 

@@ -12,9 +12,9 @@ from residua.generation import loading
 from residua.generation.loading import Placement, load, processes, spread
 
 
-def test_a_folder_of_the_miniature_model_is_recognised(weights):
+def test_a_folder_of_the_world_model_is_recognised(weights):
     pipe = load(str(weights), Placement(device="cpu", dtype="bf16"))
-    assert type(pipe).__name__ == "MiniVideoPipeline" and pipe.transformer.dtype == torch.bfloat16
+    assert type(pipe).__name__ == "WorldPipeline" and pipe.transformer.dtype == torch.bfloat16
 
 
 def test_a_folder_without_a_model_is_a_clear_error(tmp_path):
@@ -24,7 +24,7 @@ def test_a_folder_without_a_model_is_a_clear_error(tmp_path):
 
 def test_hostile_folders_are_refused(tmp_path):
     index = tmp_path / "model_index.json"
-    for content in ("[" * 100_000, '{"_class_name": ["MiniVideoPipeline"]}', '"MiniVideoPipeline"', "{"):
+    for content in ("[" * 100_000, '{"_class_name": ["WorldPipeline"]}', '"WorldPipeline"', "{"):
         index.write_text(content)
         with pytest.raises(IntegrationError, match="cannot be loaded"):
             load(str(tmp_path), Placement(device="cpu"))
@@ -125,4 +125,4 @@ def test_several_processes_split_the_heads(weights):
 
 
 def test_the_index_names_the_pipeline(weights):
-    assert json.loads((weights / "model_index.json").read_text())["_class_name"] == "MiniVideoPipeline"
+    assert json.loads((weights / "model_index.json").read_text())["_class_name"] == "WorldPipeline"

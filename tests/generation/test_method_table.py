@@ -49,7 +49,10 @@ def test_methods_are_compared_in_one_report(weights, tmp_path):
     }
     report = json.loads((out / "report.json").read_text())
     rows = {item["method"]: item for item in report["data"]["rows"]}
-    assert list(rows) == ["dense", "svg2", "paper", "anchored"]
+    assert list(rows) == ["dense", "dense again", "svg2", "paper", "anchored"]
+    again = rows.pop("dense again")
+    assert again["psnr"] > rows["anchored"]["psnr"] and again["speedup"] is None and not again["parts"]
+    assert "dense again (the floor)" in (out / "report.md").read_text()
     assert rows["svg2"]["error"] is None and rows["anchored"]["error"] > 0
     assert all(rows[name]["psnr"] > 10 and rows[name]["density"] <= 0.41 for name in list(rows)[1:])
     assert all(rows[name]["pflops"] < rows["dense"]["pflops"] for name in list(rows)[1:])

@@ -11,8 +11,11 @@ from importlib.resources import files
 
 import pytest
 
+from residua import palette
 from residua.generation.comparison import Sparsity
 from residua.generation.page import STAGES, report_page, result_files
+from residua.integration import page as integration_page
+from residua.lab.report import style as report_style
 
 HOSTILE = "<script>alert(1)</script> \"><img src=x onerror=alert(2)> {{ 7 * 7 }} </title> 'quoted'"
 
@@ -90,7 +93,28 @@ def test_every_file_is_made(comparison):
         assert key in facts
 
 
+def test_dense_and_sparse_lie_over_each_other_and_play_by_themselves(comparison):
+    page = report_page(comparison, 12, "residua demo").decode()
+    videos = re.findall(r"<video[^>]*?(?= src=)", page)
+    assert len(videos) == 3 and all("autoplay muted loop playsinline" in video for video in videos)
+    assert ['class="over"' in video for video in videos] == [False, True, False]
+    assert 'id="wipe" type="range"' in page and "aria-label" in page
+    top = re.search(r'<span class="scale"><b>0</b><i></i><b>([\d.e-]+)</b></span>', page)
+    frames, dense = comparison.sparse.clip.frames, comparison.dense.timed.clip.frames
+    assert 0 < float(top[1]) <= abs(frames - dense).max() * 1.05
+    assert 'name="viewport"' in page and "prefers-color-scheme: dark" in page and "max-width: 640px" in page
+
+
+def test_one_colour_for_residua_in_every_page_and_chart():
+    pages = [report_style("report.css", package="residua.generation"), integration_page.STYLE]
+    for style in pages:
+        light, dark = re.findall(r"--blue: (#\w+);", style)
+        assert (light, dark) == (palette.RESIDUA, palette.RESIDUA_ON_DARK)
+
+
 def test_without_a_dense_clip_nothing_is_compared(comparison):
     alone = dataclasses.replace(comparison, dense=None)
     made = result_files(alone, 12, "residua demo --no-dense")
-    assert "dense.mp4" not in made and b"Difference" not in made["report.html"]
+    page = made["report.html"].decode()
+    assert "dense.mp4" not in made and "they differ" not in page and 'id="wipe"' not in page
+    assert page.count("<video") == 1

@@ -52,12 +52,16 @@ def test_frames_of_a_pipeline_become_pixels():
         videos.to_pixels(np.zeros((1, 2, 2, 4)))
 
 
-def test_small_clips_are_enlarged_by_whole_pixels():
+def test_small_clips_are_enlarged_smoothly():
     pixels = gradient(2, 16, 24)
     large = videos.enlarged(pixels, 64)
-    assert large.shape == (2, 64, 96, 3)
-    np.testing.assert_array_equal(large[:, ::4, ::4], pixels)
+    assert large.shape == (2, 64, 96, 3) and large.dtype == np.uint8
+    means = large.reshape(2, 16, 4, 24, 4, 3).mean((2, 4))
+    assert np.abs(means - pixels).max() < 3  # every pixel stands where it stood
+    steps = np.abs(np.diff(large[0, 32, 8:-8].astype(int), axis=0))
+    assert steps.max() < np.abs(np.diff(pixels[0, 8].astype(int), axis=0)).max()  # and no blocks
     np.testing.assert_array_equal(videos.enlarged(pixels, 8), pixels)
+    assert videos.enlarged(pixels[0], 64).shape == (64, 96, 3)
 
 
 def test_side_by_side_and_contact_sheet_show_every_clip():
@@ -70,7 +74,23 @@ def test_side_by_side_and_contact_sheet_show_every_clip():
     Image.open(io.BytesIO(videos.encode_png(sheet))).verify()
 
 
-def test_difference_is_black_where_clips_agree():
-    pixels = gradient()
-    assert videos.difference(pixels, pixels).max() == 0
-    assert videos.difference(pixels[:1] * 0 + 10, pixels[:1] * 0, gain=4).min() == 40
+def test_the_difference_is_scaled_to_what_is_there():
+    clip = gradient() / np.float32(255)
+    same, top = videos.difference(clip, clip)
+    assert top == 0 and (same == videos.HEAT[0][1]).all()
+    for size in (0.5, 0.001):
+        other = clip.copy()
+        other[1, :16] += size
+        other[2, :16] += size / 2
+        heat, top = videos.difference(other, clip)
+        assert top == pytest.approx(size, rel=1e-3)
+        assert heat.shape == clip.shape and (heat[1, :16] > 250).all() and (heat[0] == same[0]).all()
+        assert (heat[2, :16] < heat[1, :16]).all() and (heat[2, :16] > same[2, :16]).all()
+
+
+def test_one_odd_pixel_does_not_decide_the_scale():
+    clip = np.zeros((4, 64, 64, 3), np.float32)
+    other = clip + 0.01
+    other[0, 0, 0] = 1.0
+    _, top = videos.difference(other, clip)
+    assert top == pytest.approx(0.01, rel=1e-3)

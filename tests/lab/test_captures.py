@@ -13,7 +13,7 @@ from residua.errors import InputError
 from residua.lab import CaptureWriter, read_captures
 from residua.lab.writer import clear_capture
 
-SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
+SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "world"
 
 
 def head(tokens: int = 24, dim: int = 8, seed: int = 0) -> tuple[torch.Tensor, ...]:

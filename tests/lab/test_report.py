@@ -20,7 +20,7 @@ from residua.lab.report import Finding, Picture, Report
 from residua.lab.tables import Table
 from residua.palette import INK
 
-SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "mini"
+SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "world"
 HOSTILE = "<script>alert(1)</script>"
 
 

@@ -70,6 +70,40 @@ def test_ssim_equals_the_definition():
     assert metrics.ssim(video, video) == pytest.approx(1.0)
 
 
+def direct_gmsd(x: np.ndarray, y: np.ndarray) -> float:
+    """As the paper writes it, place by place.  # [H, W, 3]"""
+    luma = np.array([0.299, 0.587, 0.114])
+    windows = np.array([[1, 0, -1]] * 3) / 3
+    strengths = []
+    for image in (x @ luma, y @ luma):
+        half = image[: image.shape[0] // 2 * 2, : image.shape[1] // 2 * 2]
+        half = half.reshape(half.shape[0] // 2, 2, half.shape[1] // 2, 2).mean((1, 3))
+        strengths.append(
+            [
+                np.hypot(
+                    (half[i : i + 3, j : j + 3] * windows).sum(),
+                    (half[i : i + 3, j : j + 3] * windows.T).sum(),
+                )
+                for i in range(half.shape[0] - 2)
+                for j in range(half.shape[1] - 2)
+            ]
+        )
+    a, b = map(np.array, strengths)
+    return float(((2 * a * b + 170 / 255**2) / (a**2 + b**2 + 170 / 255**2)).std())
+
+
+def test_gmsd_equals_the_definition():
+    video = clip(2)
+    reference = (0.7 * video + 0.3 * clip(3)).astype(np.float32)
+    expected = np.mean(
+        [direct_gmsd(a.astype(float), b.astype(float)) for a, b in zip(video, reference, strict=True)]
+    )
+    found = metrics.quality(video, reference, "no weights")
+    assert found.gmsd == pytest.approx(expected, abs=1e-9) and expected > 0.01
+    assert metrics.quality(video, video, "no weights").gmsd == 0
+    assert "GMSD needs 6" in metrics.quality(video[:, :4], reference[:, :4], "no").not_measured["gmsd"]
+
+
 def test_many_frames_are_averaged_over_their_parts():
     video, reference = clip(4, (11, 12, 12, 3)), clip(5, (11, 12, 12, 3))
     single = [metrics.ssim(video[t : t + 1], reference[t : t + 1]) for t in range(11)]

@@ -25,14 +25,14 @@ def wan(layers: int) -> Built:
     }
 
 
-def mini(layers: int) -> Built:
-    from residua.mini.model import TRANSFORMER_CONFIG
+def world(layers: int) -> Built:
+    from residua.world.model import CONTEXT_TOKENS, TRANSFORMER_CONFIG
 
     model = diffusers.WanTransformer3DModel(**{**TRANSFORMER_CONFIG, "num_layers": layers})
     return model, {
         "hidden_states": torch.empty(1, TRANSFORMER_CONFIG["in_channels"], 32, 64, 64),
         "timestep": torch.empty(1, dtype=torch.long),
-        "encoder_hidden_states": torch.empty(1, 3, TRANSFORMER_CONFIG["text_dim"]),
+        "encoder_hidden_states": torch.empty(1, CONTEXT_TOKENS, TRANSFORMER_CONFIG["text_dim"]),
     }
 
 
@@ -90,7 +90,7 @@ def cosmos3(layers: int) -> Built:
 
 BUILDERS: dict[str, Callable[[int], Built]] = {
     "wan2.2-i2v-a14b": wan,
-    "mini": mini,
+    "world": world,
     "hunyuanvideo": hunyuan,
     "cosmos-predict2.5-14b": cosmos25,
     "cosmos3-nano-16b": cosmos3,
@@ -129,7 +129,7 @@ def test_presets_and_limits_are_those_of_the_integration() -> None:
     classes = {
         "hunyuanvideo": "HunyuanVideoTransformer3DModel",
         "wan2.2-i2v-a14b": "WanTransformer3DModel",
-        "mini": "WanTransformer3DModel",
+        "world": "WanTransformer3DModel",
         "cosmos-predict2.5-14b": "CosmosTransformer3DModel",
         "cosmos3-nano-16b": "Cosmos3OmniTransformer",
     }

@@ -65,8 +65,8 @@ def test_families_and_their_defaults(tmp_path: Path, config: dict, name: str) ->
     assert read == dataclasses.replace(MODELS[name], name=read.name, notes=read.notes, reference=None)
 
 
-def test_mini_and_cogvideox(tmp_path: Path) -> None:
-    small = {**WAN, "out_channels": 3, "in_channels": 28, "patch_size": [1, 4, 4], "num_attention_heads": 2}
+def test_world_and_cogvideox(tmp_path: Path) -> None:
+    small = {**WAN, "out_channels": 3, "in_channels": 30, "patch_size": [1, 4, 4], "num_attention_heads": 2}
     plan = make_plan(str(write(tmp_path, small)), "64x64", frames=32)
     assert plan.tokens == 8_192
     plan = make_plan(str(write(tmp_path, {"_class_name": "CogVideoXTransformer3DModel"})))

@@ -25,7 +25,7 @@ def paper_plan(name: str, gpu: str = "h100") -> Plan:
         ("wan2.2-i2v-a14b", 75_600, 75_600),
         ("cosmos-predict2.5-14b", 84_480, 84_480),
         ("cosmos3-nano-16b", 44_160, 44_160 + 512),
-        ("mini", 8_192, 8_192),
+        ("world", 8_192, 8_192),
     ],
 )
 def test_tokens_are_exact(name: str, tokens: int, keys: int) -> None:
@@ -140,7 +140,7 @@ def test_memory_of_the_method() -> None:
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
-        ({"model": "mini", "size": "32x32", "frames": 16}, "stay dense"),
+        ({"model": "world", "size": "32x32", "frames": 16}, "stay dense"),
         ({"model": "wan2.2-i2v-a14b", "density": 1.0}, "skips nothing"),
         ({"model": "wan2.2-i2v-a14b", "steps": 1}, "take more steps"),
         (

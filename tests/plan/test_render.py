@@ -25,8 +25,8 @@ def test_a_paper_setting_shows_the_comparison_and_the_assumptions() -> None:
 
 @pytest.mark.parametrize("gpu", ["h100", "a100", "4090", "b200", "cpu"])
 def test_every_machine_renders(gpu: str) -> None:
-    assert "worth it" in text("mini", gpu=gpu)
+    assert "worth it" in text("world", gpu=gpu)
 
 
 def test_not_worth_it_is_said() -> None:
-    assert "not worth it here" in text("mini", "32x32", 8)
+    assert "not worth it here" in text("world", "32x32", 8)

@@ -9,17 +9,17 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
+from ..world.held_out import DEMO_PROMPT
 from .app import command, console, readable_errors
-from .demo import PROMPT
 from .options import words
 
 
 @command(
-    epilog="Example:  residua capture --model mini --layers 0,2,4 --heads 0,1 --steps 6,7 --out captures"
+    epilog="Example:  residua capture --model world --layers 0,2,4 --heads 0,1 --steps 6,7 --out captures"
 )
 def capture(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="mini, a folder, or a name on the Hugging Face hub.")] = "mini",
+    model: Annotated[str, typer.Option(help="world, a folder, or a name on the Hugging Face hub.")] = "world",
     layers: Annotated[str | None, typer.Option(help="Layer numbers or names; default: all.")] = None,
     heads: Annotated[str | None, typer.Option(help="Head numbers; default: 0,1.")] = "0,1",
     steps: Annotated[
@@ -31,7 +31,7 @@ def capture(
     run_steps: Annotated[int, typer.Option(min=1, help="Denoising steps of the run.")] = 20,
     size: Annotated[str, typer.Option(help="Pixels: one side, or width x height.")] = "64",
     frames: Annotated[int, typer.Option(min=1)] = 32,
-    prompt: Annotated[str, typer.Option()] = PROMPT,
+    prompt: Annotated[str, typer.Option()] = DEMO_PROMPT,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int, typer.Option(min=1, help="Most megabytes that the folder may hold.")] = 1024,
     quick: Annotated[bool, typer.Option("--quick", help="A few steps of a clip of 4,096 tokens.")] = False,
@@ -68,7 +68,7 @@ def _capture(given: SimpleNamespace) -> None:
         clear_capture(given.out)
     arguments = request.arguments(pipe)
     pipe.set_progress_bar_config(disable=True)
-    name = given.model if given.model == "mini" else Path(given.model).name
+    name = given.model if given.model == "world" else Path(given.model).name
     described = {
         "prompt": given.prompt, "seed": given.seed, "steps": run_steps, "size": given.size,
         "frames": given.frames, "torch": torch.__version__,

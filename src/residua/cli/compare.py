@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import InputError
+from ..world.held_out import DEMO_PROMPT, SEEDS, SETS
 from .app import command, console, figures, readable_errors
 from .options import command_line, count_or_share, numbers, words
 
+if TYPE_CHECKING:
+    from ..generation.run import Request
+
 # What fits a terminal of 80 columns; the files have more.
 SHOWN = {
-    "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "lpips": "LPIPS",
-    "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
+    "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "gmsd": "GMSD",
+    "lpips": "LPIPS", "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
 }  # fmt: skip
 METHODS_DENSITY = 0.22  # of --methods, unless --densities says otherwise
-PROMPT = "a red circle moving right on a grey background"
 
 
 @command(
-    epilog="Example:  residua compare --model mini --densities 0.12,0.22 --reconstructions probe,anchored"
+    epilog="Example:  residua compare --model world --densities 0.12,0.22 --reconstructions probe,anchored"
 )
 def compare(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
+    model: Annotated[str, typer.Option(help="world, a hub id, or a folder.")] = "world",
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
     reconstructions: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
@@ -41,10 +45,18 @@ def compare(
     ] = None,
     qualities: Annotated[str | None, typer.Option(help="Also these: faithful, balanced, fast.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    scenes: Annotated[
+        str | None,
+        typer.Option(
+            help="Held-out prompts of the model in the box: tuning, report, or the first: report:4."
+        ),
+    ] = None,
     size: Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")] = None,
     frames: Annotated[int | None, typer.Option(min=1)] = None,
     steps: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Default: 0; with --scenes, that of the scenes.")
+    ] = None,
     dense_steps: Annotated[str | None, typer.Option(help="First dense steps: 2, or a share.")] = None,
     dense_layers: Annotated[str | None, typer.Option(help="First dense layers: 1, or a share.")] = None,
     min_tokens: Annotated[int | None, typer.Option(min=0, help="Shorter calls stay dense.")] = None,
@@ -52,6 +64,9 @@ def compare(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
     lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
+    no_floor: Annotated[
+        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
+    ] = False,
     pbench: Annotated[
         Path | None, typer.Option(help="PBench scores by method (JSON), for --methods; nothing runs it here.")
     ] = None,
@@ -69,7 +84,6 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation import loading, require_packages, tradeoff
     from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
-    from ..generation.run import Request, parse_size
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
@@ -87,25 +101,32 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         [] if given.max_errors is None else numbers("max-errors", given.max_errors),
         [] if given.qualities is None else words("qualities", given.qualities),
     )
-    height, width = (None, None) if given.size is None else parse_size(given.size)
-    prompts = given.prompt or [PROMPT]
-    requests = [Request(text, given.seed, given.steps, height, width, given.frames) for text in prompts]
+    requests = _requests(given)
     lpips = find_lpips(given.lpips)
     pipe = loading.load(given.model, loading.Placement(given.device, given.dtype, given.offload))
     facts = {
-        "model": given.model, "prompts": prompts, "seed": given.seed, "steps": given.steps,
-        "command": command_line(context), "lpips_not_measured": lpips if isinstance(lpips, str) else None,
+        "model": given.model, "prompts": [one.prompt for one in requests], "seed": requests[0].seed,
+        "steps": given.steps, "command": command_line(context),
+        "lpips_not_measured": lpips if isinstance(lpips, str) else None,
     }  # fmt: skip
     with step_bars() as watch:
         # Written after every setting: a long sweep that is stopped keeps what it has.
-        for rows, tokens in tradeoff.rows_so_far(pipe, given.model, requests, todo, lpips, watch):
+        for rows, tokens in tradeoff.rows_so_far(
+            pipe, given.model, requests, todo, lpips, watch, floor=not given.no_floor
+        ):
             publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
     unit, rows = tradeoff.in_readable_flops(rows)
-    columns = {**SHOWN, "pflops": unit}.values()
+    names = {**SHOWN, "pflops": unit}
+    shown = [name for name in SHOWN if any(getattr(row, name) is not None for row in rows)]
+    columns = [names[name] for name in shown]
     table = figures(f"{given.model}: quality against efficiency", "partition, reconstruction", *columns)
     for row in rows:
-        table.add_row(row.name, *tradeoff.cells(row, SHOWN))
+        table.add_row(row.name, *tradeoff.cells(row, shown))
     console.print(table)
+    for other in tradeoff.physics_tables(rows):
+        console.print(other.rich())
+    for remark in tradeoff.floor_remarks(rows):
+        console.print(f"dense again: {remark}", soft_wrap=True)
     console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)
 
 
@@ -114,7 +135,6 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation import loading, method_table, require_packages
     from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
-    from ..generation.run import Request, parse_size
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
@@ -132,16 +152,14 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
         for name in method_table.chosen_methods(words("methods", given.methods))
     }  # fmt: skip
     pbench = method_table.read_pbench(given.pbench)
-    height, width = (None, None) if given.size is None else parse_size(given.size)
-    prompts = given.prompt or [PROMPT]
-    requests = [Request(text, given.seed, given.steps, height, width, given.frames) for text in prompts]
+    requests = _requests(given)
     lpips = find_lpips(given.lpips)
     placement = loading.Placement(given.device, given.dtype, given.offload)
     device = placement.torch_device.type
     pipe = loading.load(given.model, placement)
     facts = {
-        "model": given.model, "density": density, "prompts": prompts, "seed": given.seed,
-        "steps": given.steps,
+        "model": given.model, "density": density, "prompts": [one.prompt for one in requests],
+        "seed": requests[0].seed, "steps": given.steps,
     }  # fmt: skip
     unused = [
         "partitions",
@@ -154,11 +172,34 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     with step_bars() as watch:
         for found in method_table.measure(
             pipe, given.model, requests, settings, lpips, watch, profile=device == "cpu", device=device,
-            pbench=pbench,
+            pbench=pbench, floor=not given.no_floor,
         ):  # fmt: skip
             publish_folder(given.out, method_table.result_files(found, facts, command))
     report = method_table.make_report(found, facts, command)
-    console.print(report.tables[0].rich())
+    for table in report.tables:
+        console.print(table.rich())
     for name, reason in found.not_measured.items():
         console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
     console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)
+
+
+def _requests(given: SimpleNamespace) -> list[Request]:
+    from ..generation.run import Request, parse_size
+
+    prompts, seed = given.prompt or [DEMO_PROMPT], 0
+    if given.scenes is not None:
+        if given.prompt:
+            raise InputError("--scenes together with --prompt: leave one of them out")
+        prompts, seed = held_out(given.scenes)
+    seed = seed if given.seed is None else given.seed
+    height, width = (None, None) if given.size is None else parse_size(given.size)
+    return [Request(text, seed, given.steps, height, width, given.frames) for text in prompts]
+
+
+def held_out(text: str) -> tuple[list[str], int]:
+    """'report' or 'report:4' -> the prompts of that set, or the first of them, and the seed of the noise."""
+    name, _, count = text.partition(":")
+    if name not in SETS or (count and not (count.isdigit() and 1 <= int(count) <= len(SETS[name]))):
+        known = ", ".join(f"{name} ({len(prompts)})" for name, prompts in SETS.items())
+        raise InputError(f"--scenes {text!r}: wanted one of {known}, or the first of them such as report:4")
+    return list(SETS[name])[: int(count) if count else None], SEEDS[name]

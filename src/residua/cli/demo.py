@@ -8,16 +8,17 @@ from typing import Annotated
 
 import typer
 
+from ..world.held_out import DEMO_PROMPT
 from .app import command, console, readable_errors
 from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 
 FOLDER = Path("residua-demo")
-PROMPT = "a red circle moving right on a grey background"
-FPS = 12
+FPS = 16  # a clip of 32 frames is two seconds, as simulated
 
 
 @command(
-    epilog="Example:  residua demo --quality fast --prompt 'a blue square moving up on a teal background'"
+    epilog="Example:  residua demo --quality fast "
+    "--prompt 'a blue rubber ball lobbed left on a slate floor in the evening'"
 )
 def demo(
     context: typer.Context,
@@ -32,7 +33,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 20,
     size: Annotated[str, typer.Option(help="Pixels: one side, or width x height; multiples of 4.")] = "64",
     frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
-    prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = PROMPT,
+    prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = DEMO_PROMPT,
     seed: Annotated[int, typer.Option(min=0, help="The same for both videos.")] = 0,
     reconstruction: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
@@ -44,6 +45,9 @@ def demo(
         int | None, typer.Option(min=1, help="CPU threads; 1 is best on a busy machine.")
     ] = None,
     no_dense: Annotated[bool, typer.Option("--no-dense", help="Only the sparse video.")] = False,
+    no_floor: Annotated[
+        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
+    ] = False,
     model: Annotated[Path | None, typer.Option(help="Weights folder, instead of the shipped one.")] = None,
     lpips: Annotated[
         Path | None, typer.Option(help="LPIPS weights (safetensors), to measure it too.")
@@ -64,7 +68,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generation import require_packages
     from ..generation.comparison import Sparsity, compare, machine
     from ..generation.files import check_folder, publish_folder
-    from ..generation.loading import MINI, Placement, load
+    from ..generation.loading import WORLD, Placement, load
     from ..generation.page import result_files
     from ..generation.run import Request, parse_size
     from ..lab.video_quality import find_lpips
@@ -92,12 +96,12 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
         torch.set_num_threads(given.threads)
     load_before = machine()["load"]
     lpips = find_lpips(given.lpips)
-    pipe = load(str(given.model or MINI), Placement(device="cpu"))
-    name = MINI if given.model is None else f"{MINI}, weights from {given.model.name}"
+    pipe = load(str(given.model or WORLD), Placement(device="cpu"))
+    name = WORLD if given.model is None else f"{WORLD}, weights from {given.model.name}"
     with step_bars() as watch:
         found = compare(
             pipe, name, request, sparsity, lpips=lpips, watch=watch, dense=not given.no_dense,
-            repeats=given.repeats,
+            repeats=given.repeats, floor=not given.no_floor,
         )  # fmt: skip
     publish_folder(given.out, result_files(found, FPS, command_line(context)))
     console.print(summary(found))

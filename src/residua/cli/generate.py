@@ -16,7 +16,7 @@ from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
 if TYPE_CHECKING:
     from ..generation.comparison import Comparison
 
-MODEL_HELP = "Hub id, folder in the layout of diffusers, or mini."
+MODEL_HELP = "Hub id, folder in the layout of diffusers, or world."
 
 
 @command(
@@ -56,6 +56,9 @@ def generate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
     compare: Annotated[bool, typer.Option("--compare", help="Also dense, with a report.")] = False,
+    no_floor: Annotated[
+        bool, typer.Option("--no-floor", help="--compare without the second dense run.")
+    ] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time every stage; slower on a GPU.")] = False,
     vbench: Annotated[bool, typer.Option("--vbench", help="Also VBench, if installed.")] = False,
     lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
@@ -109,7 +112,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         with step_bars(quiet=rank > 0) as watch:
             found = compare(
                 pipe, given.model, request, sparsity, lpips=lpips, watch=watch, dense=given.compare,
-                profile=profile,
+                profile=profile, floor=not given.no_floor,
             )  # fmt: skip
     if rank == 0:
         if given.vbench:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from ..generation.comparison import Comparison
+from ..generation.floor import floor_text
 from ..generation.flops import flops_unit
 from .app import figures
 
+if TYPE_CHECKING:
+    from ..world.physics import Physics
+
 WAITING = 0.1  # of the time: more, and a speed-up says as much about other programs as about this one
+METRICS = (
+    ("PSNR, dB", "psnr", "{:.2f}"), ("SSIM", "ssim", "{:.4f}"), ("GMSD", "gmsd", "{:.4f}"),
+    ("LPIPS", "lpips", "{:.4f}"),
+)  # fmt: skip
 LOAD = 1.5  # runnable programs per core that we use
 
 
@@ -44,13 +54,46 @@ def summary(comparison: Comparison) -> Table:
     unit, factor = flops_unit(pflops)
     amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
     row(f"{unit} of the transformer", *amounts)
-    row("PSNR, dB", None, _number(found.psnr, "{:.2f}"))
-    row("SSIM", None, _number(found.ssim, "{:.4f}"))
-    row("LPIPS", None, _number(found.lpips, "{:.4f}"))
+    for title, metric, form in METRICS:
+        # In the dense column stands the floor: a second dense video against the first.
+        lowest = None if comparison.floor is None else floor_text(comparison.floor, metric, form)
+        row(title + (" (dense: the floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
+    for line in _physics(comparison):
+        row(*line)
     reasons = [f"not measured: {name}: {reason}" for name, reason in found.not_measured.items()]
     if reasons and dense is not None:  # without a dense video there is nothing to explain
         table.caption, table.caption_justify = "\n".join(reasons), "left"
     return table
+
+
+def _physics(comparison: Comparison) -> list[tuple[str, str | None, str | None]]:
+    """Names and values, dense and sparse; nothing but for clips of the model in the box."""
+    found = comparison.physics
+    if found is None:
+        return []
+    lines: list[tuple[str, str | None, str | None]] = []
+    if found.from_dense is not None:
+        lines.append(("ball off the dense path, radii", None, _radii(found.from_dense)))
+    if found.from_truth is not None:
+        dense = _radii(found.dense_from_truth)
+        lines.append(("ball off the simulator's path, radii", dense, _radii(found.from_truth)))
+    judge = found.from_truth or found.from_dense
+    lines.append(("balls lost; bounces missed", _fate(found.dense_from_truth), _fate(judge)))
+    return lines
+
+
+def _radii(physics: Physics | None) -> str | None:
+    if physics is None or not math.isfinite(physics.position_error):
+        return None
+    return f"{physics.position_error:.3f}"
+
+
+def _fate(physics: Physics | None) -> str | None:
+    if physics is None:
+        return None
+    lost = physics.lost + physics.torn + physics.merged
+    missed = physics.missing_bounces + physics.extra_bounces
+    return f"{lost} of {physics.balls}; {missed} of {physics.bounces}"
 
 
 def busy(waiting: float | None, load: float | None, threads: int) -> str | None:

@@ -80,17 +80,22 @@ class Layer:
     def dense(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
     ) -> Tensor:
-        """As diffusers computes it, on the user's backend.  # [B, Nq, H, D]"""
-        from diffusers.models.attention_dispatch import dispatch_attention_fn
-
+        """As diffusers computes it.  # [B, Nq, H, D]"""
         if mask is not None and self.now.family.dense_per_sample:
             out = torch.zeros_like(q)
             for sample, valid in enumerate(mask.flatten(1)):
                 rows = valid.nonzero()[:, 0]
                 own_q, own_k, own_v = (x[sample : sample + 1, rows] for x in (q, k, v))
-                own = dispatch_attention_fn(own_q, own_k, own_v, scale=scale, backend=self.backend)
-                out[sample, rows] = own[0]
+                out[sample, rows] = self.dispatch(own_q, own_k, own_v, None, scale, False)[0]
             return out
+        return self.dispatch(q, k, v, mask, scale, causal)
+
+    def dispatch(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+    ) -> Tensor:
+        """One call on the user's backend.  # [B, Nq, H, D]"""
+        from diffusers.models.attention_dispatch import dispatch_attention_fn
+
         return dispatch_attention_fn(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
             backend=self.backend,

@@ -16,9 +16,12 @@ from ..config import Config
 from ..diffusers import Handle, Report, accelerate, preset_config
 from ..integration import find_quality
 from ..lab.recording import dense_on_purpose
-from ..lab.video_quality import Lpips, VideoQuality, quality
+from ..lab.video_quality import METRICS, Lpips, VideoQuality, quality
 from ..methods import find_method
+from .floor import NAME as DENSE_AGAIN
+from .floor import measure_floor
 from .flops import counted_passes
+from .physics import RunPhysics, run_physics
 from .run import Generation, Progress, Request, generate
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
@@ -93,6 +96,7 @@ class Baseline:
     timed: Timed
     linear_flops: int | None  # per forward pass
     attention_share: float | None = None  # of the time of a dense step; None: not measured
+    floor: VideoQuality | None = None  # a second dense clip against it (`floor.py`); None: not measured
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Comparison:
     passes: int  # forward passes of the transformers in one generation
     report: Report
     quality: VideoQuality
+    physics: RunPhysics | None = None  # None: not a clip of the model in the box
     vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or why not
 
     @property
@@ -129,6 +134,11 @@ class Comparison:
         if len(waited) < sum(len(one.waited) for one in timed):
             return None
         return sum(waited) / sum(sum(one.seconds) for one in timed)
+
+    @property
+    def floor(self) -> VideoQuality | None:
+        """How far two dense runs are apart: what a PSNR can tell at best. None: not measured."""
+        return None if self.dense is None else self.dense.floor
 
     @property
     def on_gpu(self) -> bool:
@@ -191,6 +201,8 @@ class Comparison:
             "speedup": self.speedup,
             "cpu_speedup": self.cpu_speedup,
             **self.quality.to_dict(),
+            "floor": None if self.floor is None else self.floor.to_dict(),
+            **({} if self.physics is None else {"physics": self.physics.to_dict()}),
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
             "quality": self.sparsity.quality,
@@ -249,8 +261,10 @@ def compare(
     dense: bool = True,
     repeats: int = 1,
     profile: bool = True,
+    floor: bool = False,
 ) -> Comparison:
-    """Dense and sparse in turn, `repeats` times, after a short pass of each that nobody times."""
+    """Dense and sparse in turn, `repeats` times, after a short pass of each that nobody times; `floor` runs
+    dense once more, to say how much a PSNR can tell."""
     linear_flops = warm_up(pipe, request, sparsity, watch) if dense else None
     dense_runs, sparse_runs = [], []
     for _ in range(repeats):
@@ -259,8 +273,12 @@ def compare(
         with sparsity.accelerate(pipe, profile) as handle, counted_passes(pipe) as passes:
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
-    baseline = Baseline(_timed(dense_runs), linear_flops) if dense else None
-    return _compared(model, request, sparsity, _timed(sparse_runs), baseline, passes.count, report, lpips)
+    baseline = None
+    if dense:
+        again = _floor(pipe, request, dense_runs[-1], lpips, watch) if floor else None
+        baseline = Baseline(_timed(dense_runs), linear_flops, floor=again)
+    sparse = _timed(sparse_runs)
+    return _compared(pipe, model, request, sparsity, sparse, baseline, passes.count, report, lpips)
 
 
 def against(
@@ -278,16 +296,30 @@ def against(
     with sparsity.accelerate(pipe, profile=profile) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
-    return _compared(model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
+    return _compared(pipe, model, request, sparsity, _timed([run]), baseline, passes.count, report, lpips)
 
 
 def dense_baseline(
-    pipe: Any, request: Request, sparsity: Sparsity, watch: Watch, split: bool = False
+    pipe: Any,
+    request: Request,
+    sparsity: Sparsity,
+    watch: Watch,
+    *,
+    split: bool = False,
+    floor: bool = False,
+    lpips: Lpips | str = "not asked for",
 ) -> Baseline:
-    """The dense clip; `split` also finds which part of its time is attention, from one more step."""
+    """The dense clip. `split` also finds which part of its time is attention, from one more step; `floor`
+    runs it once more to find how far two dense clips are apart."""
     linear_flops = warm_up(pipe, request, sparsity, watch)
     attention = _attention_share(pipe, request, watch) if split else None
-    return Baseline(_timed([generate(pipe, request, watch("dense"))]), linear_flops, attention)
+    run = generate(pipe, request, watch("dense"))
+    again = _floor(pipe, request, run, lpips, watch) if floor else None
+    return Baseline(_timed([run]), linear_flops, attention, again)
+
+
+def _floor(pipe: Any, request: Request, dense: Generation, lpips: Lpips | str, watch: Watch) -> VideoQuality:
+    return measure_floor(pipe, request, dense.frames, lpips, watch(DENSE_AGAIN))
 
 
 def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
@@ -311,6 +343,7 @@ def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> in
 
 
 def _compared(
+    pipe: Any,
     model: str,
     request: Request,
     sparsity: Sparsity,
@@ -323,13 +356,23 @@ def _compared(
     found = VideoQuality.nothing("there is no dense video to compare with")
     if dense is not None:
         found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
-    return Comparison(model, request, sparsity, sparse, dense, passes, report, found)
+    clip = None if dense is None else dense.timed.clip.frames
+    physics = run_physics(pipe, request, sparse.clip.frames, clip)
+    return Comparison(model, request, sparsity, sparse, dense, passes, report, found, physics)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
     """Over the prompts; None if one is missing, because a mean over other prompts is not comparable."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def mean_floor(baselines: Sequence[Baseline]) -> dict[str, Any] | None:
+    """PSNR, SSIM, GMSD and LPIPS of the second dense runs, over the prompts; None if there were none."""
+    floors = [one.floor for one in baselines if one.floor is not None]
+    if not floors:
+        return None
+    return {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
 
 
 def machine() -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import InputError, IntegrationError
 
-MINI = "mini"
+WORLD = "world"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OFFLOADS = ("none", "model", "sequential", "group")
 MAX_INDEX_BYTES = 1 << 20
@@ -76,20 +76,22 @@ def _present(name: str) -> torch.device:
 
 
 def load(model: str, placement: Placement) -> Any:
-    """`mini`, a folder in the layout of diffusers, or a name on the Hugging Face hub."""
+    """`world`, a folder in the layout of diffusers, or a name on the Hugging Face hub."""
     folder = Path(model)
-    if model == MINI or _class_name(folder) == "MiniVideoPipeline":
-        pipe = _load_mini(None if model == MINI else folder, placement)
+    if model == WORLD or _class_name(folder) == "WorldPipeline":
+        pipe = _load_world(None if model == WORLD else folder, placement)
     elif folder.is_dir() or not _looks_like_a_path(model):
         pipe = _load_diffusers(model, placement)
     else:
-        raise InputError(f"{model}: no such folder; wanted a folder with model_index.json, a hub id, or mini")
+        raise InputError(
+            f"{model}: no such folder; wanted a folder with model_index.json, a hub id, or world"
+        )
     return _placed(pipe, placement)
 
 
-def _load_mini(folder: Path | None, placement: Placement) -> Any:
+def _load_world(folder: Path | None, placement: Placement) -> Any:
     from ..diffusers.versions import require_diffusers
-    from ..mini import WEIGHTS, load_pipeline
+    from ..world import WEIGHTS, load_pipeline
 
     log = require_diffusers().utils.logging
     dtype = placement.torch_dtype
@@ -97,7 +99,7 @@ def _load_mini(folder: Path | None, placement: Placement) -> Any:
     try:
         return load_pipeline(WEIGHTS if folder is None else folder, None if dtype == torch.float32 else dtype)
     except (OSError, ValueError, ImportError) as error:
-        raise IntegrationError(f"the miniature model cannot be loaded: {error}") from error
+        raise IntegrationError(f"the world model cannot be loaded: {error}") from error
     finally:
         log.enable_progress_bar()
 
@@ -119,7 +121,7 @@ def _load_diffusers(model: str, placement: Placement) -> Any:
         raise IntegrationError(
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}). Without a network, "
             "download it elsewhere with `hf download <id> --local-dir <folder>` and give --model <folder>; "
-            "with one, check the spelling and, for gated models, `hf auth login`. `--model mini` needs none"
+            "with one, check the spelling and, for gated models, `hf auth login`. `--model world` needs none"
         ) from error
 
 

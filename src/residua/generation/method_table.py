@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,8 +20,21 @@ from ..lab.tables import Table, share
 from ..lab.vbench import DIMENSIONS, installed, vbench_clip
 from ..lab.video_quality import Lpips
 from ..methods import find_method
-from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine, mean
+from .comparison import (
+    Baseline,
+    Comparison,
+    Sparsity,
+    Watch,
+    against,
+    dense_baseline,
+    machine,
+    mean,
+    mean_floor,
+)
+from .floor import MEANING
+from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
+from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
 from .run import Request
 from .videos import contact_sheet, encode_mp4, encode_png, to_pixels
 
@@ -65,6 +78,8 @@ class MethodRow:
     waiting: float | None  # share of the time in which other work had the core
     scores: dict[str, float] = field(default_factory=dict)  # of VBench, and PBench
     parts: dict[str, float] = field(default_factory=dict)  # seconds by part; empty unless profiled
+    gmsd: float | None = None
+    physics: PhysicsRow | None = None  # None: not the model in the box
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,10 @@ class Measured:
     clips: dict[str, np.ndarray]
     tokens: int
     not_measured: dict[str, str]
+
+    @property
+    def has_floor(self) -> bool:
+        return any(row.method == DENSE_AGAIN for row in self.rows)
 
 
 def chosen_methods(names: Sequence[str]) -> list[str]:
@@ -98,6 +117,7 @@ def measure(
     profile: bool,
     device: str,
     pbench: Mapping[str, float] | None = None,
+    floor: bool = True,
 ) -> Iterator[Measured]:
     """Generates dense once per prompt, then with every method; yields after each, so that a run that is
     stopped keeps what it has.
@@ -112,9 +132,13 @@ def measure(
         profile: Whether stages are timed; on CUDA that slows the calls down.
         device: Where VBench runs.
         pbench: PBench scores by method, if the user has them.
+        floor: Whether dense runs once more, to say how far two dense runs are apart.
     """
     first = next(iter(settings.values()))
-    baselines = [dense_baseline(pipe, request, first, watch, split=True) for request in requests]
+    baselines = [
+        dense_baseline(pipe, request, first, watch, split=True, floor=floor, lpips=lpips)
+        for request in requests
+    ]
     missing: dict[str, str] = {} if pbench else {"PBench": NO_PBENCH}
     clips = {DENSE: baselines[0].timed.clip.frames}
     rows: list[MethodRow] = []
@@ -125,7 +149,7 @@ def measure(
         ]
         if not rows:
             scores = _scores([dense.timed.clip.frames for dense in baselines], DENSE, device, pbench, missing)
-            rows.append(_dense_row(found, baselines, scores))
+            rows += _dense_rows(found, baselines, scores)
         for one in found:
             missing.update(one.quality.not_measured)
         clips[name] = found[0].sparse.clip.frames
@@ -183,29 +207,38 @@ def _row(name: str, found: Sequence[Comparison], scores: dict[str, float]) -> Me
         name, find_method(name).title,
         density=mean([one.density for one in found]), cost=mean([one.cost for one in found]),
         psnr=mean([one.quality.psnr for one in found]), ssim=mean([one.quality.ssim for one in found]),
-        lpips=mean([one.quality.lpips for one in found]),
+        lpips=mean([one.quality.lpips for one in found]), gmsd=mean([one.quality.gmsd for one in found]),
         error=mean([one.report.total.error for one in found]),
         pflops=mean([one.pflops(dense=False) for one in found]),
         speedup=mean([one.speedup for one in found]),
         cpu_speedup=mean([one.cpu_speedup for one in found]),
         seconds=fmean(one.sparse.median for one in found), waiting=mean([one.waiting for one in found]),
-        scores=scores, parts=_parts(found),
+        scores=scores, parts=_parts(found), physics=mean_physics([one.physics for one in found]),
     )  # fmt: skip
 
 
-def _dense_row(
+def _dense_rows(
     found: Sequence[Comparison], baselines: Sequence[Baseline], scores: dict[str, float]
-) -> MethodRow:
+) -> list[MethodRow]:
+    """Dense, and dense again if that was measured."""
     seconds = fmean(dense.timed.median for dense in baselines)
     attention = mean([dense.attention_share for dense in baselines])
     parts = {}
     if attention is not None:
         parts = {"rest of the model": (1 - attention) * seconds, "dense": attention * seconds}
     pflops = mean([one.pflops(dense=True) for one in found])
-    return MethodRow(
+    dense = MethodRow(
         DENSE, "dense (SDPA)", 1.0, 1.0, None, None, None, None, pflops, 1.0, 1.0, seconds, None, scores,
-        parts,
+        parts, physics=mean_dense_physics([one.physics for one in found]),
     )  # fmt: skip
+    floor = mean_floor(baselines)
+    if floor is None:
+        return [dense]
+    again = replace(
+        dense, method=DENSE_AGAIN, title=f"{DENSE_AGAIN} (the floor)", speedup=None, cpu_speedup=None,
+        scores={}, parts={}, physics=None, **floor,
+    )  # fmt: skip
+    return [dense, again]
 
 
 def _parts(found: Sequence[Comparison]) -> dict[str, float]:
@@ -231,6 +264,7 @@ def table(rows: Sequence[MethodRow], title: str) -> Table:
     columns = {
         "PSNR, dB": [_text(row.psnr, "{:.2f}") for row in rows],
         "SSIM": [_text(row.ssim, "{:.4f}") for row in rows],
+        "GMSD": [_text(row.gmsd, "{:.4f}") for row in rows],
         "LPIPS": [_text(row.lpips, "{:.4f}") for row in rows],
         "ImgQual": [_text(row.scores.get("imaging_quality"), "{:.4f}") for row in rows],
         "SubCons": [_text(row.scores.get("subject_consistency"), "{:.4f}") for row in rows],
@@ -281,7 +315,7 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
         facts: "model", "density", "prompts", "seed" and "steps" of the runs.
         command: The command line that repeats it.
     """
-    names = [row.method for row in found.rows if row.method != DENSE]
+    names = [row.method for row in found.rows if row.method not in (DENSE, DENSE_AGAIN)]
     sources = {
         find_method(name).title: f"{find_method(name).source}. Simplified: {find_method(name).simplified}."
         for name in names
@@ -290,15 +324,19 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
     return Report(
         title=f"{facts['model']}: methods at {share(facts['density'], 0)} of the pairs",
         lead=f"{found.tokens:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
-        f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
-        "cost of the sparse calls as a share of dense attention; speed-up of the whole generation; the error "
-        "is what a method says of itself while it runs.",
+        f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
+        "seed; cost of the sparse calls as a share of dense attention; speed-up of the whole generation; "
+        "the error is what a method says of itself while it runs.",
         command=command,
-        tables=[table(found.rows, "Quality and efficiency (the paper's Table 1)")],
+        tables=[
+            table(found.rows, "Quality and efficiency (the paper's Table 1)"),
+            *physics_table({row.title: row.physics for row in found.rows}, find_method(OURS).title),
+        ],
         pictures=runtime(found.rows),
         warnings=disturbed(found.rows),
         facts={
             **{f"not measured: {name}": reason for name, reason in found.not_measured.items()},
+            **({DENSE_AGAIN: f"{MEANING}: no PSNR tells more"} if found.has_floor else {}),
             "prompts": "; ".join(facts["prompts"]),
             "machine": f"{hardware['cpu']}, {hardware['threads']} threads"
             + "".join(f", {gpu}" for gpu in hardware["gpus"]),

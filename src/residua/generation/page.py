@@ -6,14 +6,16 @@ import base64
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import __version__, json_text
 from ..lab.report import style
 from .comparison import Comparison
+from .floor import MEANING, floor_text
 from .flops import flops_unit
+from .physics import MEANING as PHYSICS
 from .videos import (
     contact_sheet,
     difference,
@@ -25,8 +27,10 @@ from .videos import (
     to_pixels,
 )
 
+if TYPE_CHECKING:
+    from ..world.physics import Physics, Track
+
 TEMPLATES = "residua.generation", "templates"
-GAIN = 4  # of the difference clip
 STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows")
 
 
@@ -73,6 +77,8 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         facts=comparison.to_dict(),
         cards=_cards(comparison),
         clips=_clips(comparison, fps),
+        difference=_difference(comparison, fps),
+        physics=_physics(comparison),
         layers=_layers(comparison),
         stages=_stages(comparison),
         curve=_curve(comparison.quality.psnr_per_frame),
@@ -99,18 +105,23 @@ def _captions(comparison: Comparison) -> dict[str, str]:
 
 
 def _clips(comparison: Comparison, fps: int) -> list[dict[str, str]]:
-    sparse = to_pixels(comparison.sparse.clip.frames)
-    shown: dict[str, np.ndarray] = {}
+    """The sparse clip, over the dense one if there is one."""
+    shown = [comparison.sparse.clip.frames]
     if comparison.dense is not None:
-        dense = to_pixels(comparison.dense.timed.clip.frames)
-        shown["Dense attention"] = dense
-    shown["Sparse attention"] = sparse
-    if comparison.dense is not None:
-        shown[f"Difference, {GAIN} times amplified"] = difference(sparse, dense, GAIN)
-    return [
-        {"title": title, "source": "data:video/mp4;base64," + _base64(encode_mp4(enlarged(pixels), fps))}
-        for title, pixels in shown.items()
-    ]
+        shown.insert(0, comparison.dense.timed.clip.frames)
+    return [{"source": _source(to_pixels(frames), fps)} for frames in shown]
+
+
+def _difference(comparison: Comparison, fps: int) -> dict[str, str] | None:
+    if comparison.dense is None:
+        return None
+    pixels, top = difference(comparison.sparse.clip.frames, comparison.dense.timed.clip.frames)
+    levels = f"{255 * top:.2g} of 255 levels" if top else ""
+    return {"source": _source(pixels, fps), "top": f"{top:.2g}" if top else "", "levels": levels}
+
+
+def _source(pixels: np.ndarray, fps: int) -> str:
+    return "data:video/mp4;base64," + _base64(encode_mp4(enlarged(pixels), fps))
 
 
 def _base64(content: bytes) -> str:
@@ -118,8 +129,6 @@ def _base64(content: bytes) -> str:
 
 
 def _cards(comparison: Comparison) -> list[Card]:
-    found = comparison.quality
-    missing = found.not_measured
     seconds = f"{comparison.sparse.median:.1f} s"
     if comparison.dense is not None:
         seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
@@ -129,10 +138,68 @@ def _cards(comparison: Comparison) -> list[Card]:
         Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
         Card("Cost", _number(comparison.cost, "{:.1%}"), _cost_remark(comparison)),
         Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),
-        Card("PSNR", _number(found.psnr, "{:.1f} dB"), missing.get("psnr", "sparse against dense")),
-        Card("SSIM", _number(found.ssim, "{:.4f}"), missing.get("ssim", "1 is identical")),
-        Card("LPIPS", _number(found.lpips, "{:.4f}"), missing.get("lpips", "AlexNet v0.1; 0 is identical")),
+        _quality_card(comparison, "PSNR", "{:.1f} dB", "sparse against dense"),
+        _quality_card(comparison, "SSIM", "{:.4f}", "1 is identical"),
+        _quality_card(comparison, "GMSD", "{:.4f}", "differences of edges; 0 is identical"),
+        _quality_card(comparison, "LPIPS", "{:.4f}", "AlexNet v0.1; 0 is identical"),
     ]
+
+
+def _quality_card(comparison: Comparison, title: str, form: str, remark: str) -> Card:
+    """A metric, and beside it how far two dense videos are apart by it."""
+    name, found, floor = title.lower(), comparison.quality, comparison.floor
+    lowest = None if floor is None else floor_text(floor, name, form)
+    if lowest is not None:
+        remark += f"; floor {lowest}: {MEANING}"
+    return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))
+
+
+def _physics(comparison: Comparison) -> dict[str, Any] | None:
+    """Paths and figures of the balls; None but for clips of the model in the box."""
+    found = comparison.physics
+    if found is None:
+        return None
+    # Sparse is drawn last, over the others.
+    paths = [
+        _path(kind, track)
+        for kind, tracks in (("truth", found.truth), ("dense", found.dense), ("sparse", found.sparse))
+        for track in tracks or []
+    ]
+    judged = {
+        "sparse, dense": found.from_dense,
+        "sparse, simulator": found.from_truth,
+        "dense, simulator": found.dense_from_truth,
+    }
+    names = {"truth": "simulator", "dense": "dense", "sparse": "sparse"}
+    shown = {path["kind"] for path in paths}
+    return {
+        "paths": paths,
+        "kinds": [(kind, name) for kind, name in names.items() if kind in shown],
+        "rows": [_physics_row(name, one) for name, one in judged.items() if one is not None],
+        "meaning": PHYSICS,
+    }
+
+
+def _path(kind: str, track: Track) -> dict[str, str]:
+    """`points_by_frame` has a word for every frame, `-` where the ball is not seen."""
+    seen = track.seen
+    places = [f"{x:.2f},{y:.2f}" if ok else "-" for (x, y), ok in zip(track.centre + 0.5, seen, strict=True)]
+    points = " ".join(place for place in places if place != "-")
+    size = 0.22 * track.radius
+    return {"kind": kind, "points": points, "points_by_frame": " ".join(places), "dot": f"{size:.2f}"}
+
+
+def _physics_row(name: str, physics: Physics) -> dict[str, str]:
+    known = np.isfinite(physics.position_error)
+    lost = physics.lost + physics.torn + physics.merged
+    missed = physics.missing_bounces + physics.extra_bounces
+    return {
+        "name": name,
+        "mean": f"{physics.position_error:.3f}" if known else "not seen",
+        "worst": f"{physics.worst_error:.3f}" if known else "",
+        "lost": f"{lost} of {physics.balls}",
+        "missed": f"{missed} of {physics.bounces}",
+    }
 
 
 def _cost_remark(comparison: Comparison) -> str:

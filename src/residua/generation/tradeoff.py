@@ -8,26 +8,41 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .. import doctor, json_text
+from .. import doctor, json_text, palette
 from ..config import Config
 from ..errors import InputError
 from ..integration import find_quality
+from ..lab.tables import Table
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
-from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine, mean
+from .comparison import (
+    Baseline,
+    Comparison,
+    Sparsity,
+    Watch,
+    against,
+    dense_baseline,
+    machine,
+    mean,
+    mean_floor,
+)
+from .floor import MEANING
+from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
+from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
 from .run import Request
 
+OURS = "response, anchored"  # the line of this project's method
 FILES = ("compare.md", "compare.json", "compare.png")
 COLUMNS = {
     "partition": "partition", "reconstruction": "reconstruction", "quality": "quality",
     "max_error": "max error", "target": "target", "cost": "cost", "density": "density",
-    "psnr": "PSNR, dB", "ssim": "SSIM", "lpips": "LPIPS", "error": "attention error", "pflops": "PFLOPs",
-    "speedup": "speed-up", "seconds": "seconds",
+    "psnr": "PSNR, dB", "ssim": "SSIM", "gmsd": "GMSD", "lpips": "LPIPS", "error": "attention error",
+    "pflops": "PFLOPs", "speedup": "speed-up", "seconds": "seconds",
 }  # fmt: skip
 FORMS = {
     "max_error": "{:g}", "target": "{:.0%}", "cost": "{:.1%}", "density": "{:.1%}",
-    "psnr": "{:.2f}", "ssim": "{:.4f}", "lpips": "{:.4f}",
+    "psnr": "{:.2f}", "ssim": "{:.4f}", "gmsd": "{:.4f}", "lpips": "{:.4f}",
     "error": "{:.4f}", "pflops": "{:.4g}", "speedup": "{:.2f}x", "seconds": "{:.1f}",
 }  # fmt: skip
 TITLES = {
@@ -56,6 +71,8 @@ class Row:
     pflops: float | None
     speedup: float | None
     seconds: float | None
+    gmsd: float | None = None
+    physics: PhysicsRow | None = None  # None: not the model in the box
 
     @property
     def line(self) -> str:
@@ -66,8 +83,14 @@ class Row:
         return f"{self.partition}, {self.reconstruction}{bounded}"
 
     @property
+    def is_dense(self) -> bool:
+        return self.partition in ("dense", DENSE_AGAIN)
+
+    @property
     def name(self) -> str:
         """Short, for a terminal; the density is in a column of its own."""
+        if self.is_dense:
+            return self.partition
         if self.quality is not None:
             return self.quality
         bound = "" if self.max_error is None else f" ≤{self.max_error:g}"
@@ -118,9 +141,13 @@ def rows_so_far(
     todo: Sequence[Sparsity],
     lpips: Lpips | str,
     watch: Watch,
+    floor: bool = True,
 ) -> Iterator[tuple[list[Row], int]]:
-    """The rows so far and the video tokens, each time a setting is finished; dense comes first."""
-    baselines = [dense_baseline(pipe, request, todo[0], watch) for request in requests]
+    """The rows so far and the video tokens, each time a setting is finished; dense comes first, then dense
+    again, if the `floor` is wanted."""
+    baselines = [
+        dense_baseline(pipe, request, todo[0], watch, floor=floor, lpips=lpips) for request in requests
+    ]
     rows: list[Row] = []
     for sparsity in todo:
         found = [
@@ -128,7 +155,7 @@ def rows_so_far(
             for request, dense in zip(requests, baselines, strict=True)
         ]
         if not rows:
-            rows.append(_dense_row(found, baselines))
+            rows += _dense_rows(found, baselines)
         rows.append(_row(sparsity, found))
         yield rows, found[0].tokens
 
@@ -161,21 +188,42 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
         f"# {facts['model']}: quality against efficiency",
         "",
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
-        f"prompt(s), seed {facts['seed']}. PSNR, SSIM and LPIPS against the dense video of the same seed; "
-        "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share of "
-        "dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
+        f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
+        "seed; speed-up of the whole generation, dense steps included; cost of the sparse calls as a share "
+        "of dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
         "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
+        *(f"{DENSE_AGAIN}: {text}" for text in floor_remarks(rows)),
         "",
         "| " + " | ".join({**COLUMNS, "pflops": unit}.values()) + " |",
         "|" + "---|" * 3 + "---:|" * (len(COLUMNS) - 3),
         *("| " + " | ".join(cells(row)) + " |" for row in rows),
         "",
+        *(part for one in physics_tables(rows) for part in [*one.markdown().splitlines(), ""]),
         "```",
         facts["command"],
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def physics_tables(rows: Sequence[Row]) -> list[Table]:
+    """One table of the physics, or none for other models."""
+    return physics_table({_asked(row): row.physics for row in rows})
+
+
+def _asked(row: Row) -> str:
+    return row.name if row.target is None or row.quality is not None else f"{row.name} {row.target:.0%}"
+
+
+def floor_remarks(rows: Sequence[Row]) -> list[str]:
+    """What the row of the second dense run means, if there is one."""
+    found = next((row for row in rows if row.partition == DENSE_AGAIN), None)
+    if found is None:
+        return []
+    if found.psnr is None:
+        return [f"{MEANING}: for at least one prompt not a bit differs, so that the floor has no PSNR."]
+    return [f"{MEANING}: the floor. A PSNR near {found.psnr:.1f} dB cannot be told from a second dense run."]
 
 
 def plot(rows: Sequence[Row]) -> bytes:
@@ -187,9 +235,15 @@ def plot(rows: Sequence[Row]) -> bytes:
     figure = Figure(figsize=(11, 8.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2)
+    sparse = [row for row in rows if not row.is_dense]
+    lowest = next((row.psnr for row in rows if row.partition == DENSE_AGAIN), None)
+    names = list(dict.fromkeys(row.line for row in sparse))
+    chosen = palette.colours(names, OURS if OURS in names else None)
     for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
-        for line in dict.fromkeys(row.line for row in rows[1:]):
-            _draw(axis, x, y, [row for row in rows[1:] if row.line == line])
+        for line, colour in chosen.items():
+            _draw(axis, x, y, [row for row in sparse if row.line == line], colour)
+        if y == "psnr" and lowest is not None:
+            axis.axhline(lowest, color=palette.REFERENCE, linestyle=":", label="floor (dense again)")
         axis.set_xlabel(TITLES[x])
         axis.set_title(TITLES[y], loc="left")
         axis.grid(alpha=0.3)
@@ -201,12 +255,12 @@ def plot(rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def _draw(axis: Any, x: str, y: str, line: list[Row]) -> None:
+def _draw(axis: Any, x: str, y: str, line: list[Row], colour: str) -> None:
     line = sorted(line, key=lambda row: (row.max_error or 0.0, row.target or 0.0))
     known = [row for row in line if getattr(row, x) is not None and getattr(row, y) is not None]
     style = "--" if line[0].max_error is not None else "-"
     xs, ys = [getattr(row, x) for row in known], [getattr(row, y) for row in known]
-    axis.plot(xs, ys, style, marker="*" if line[0].quality else "o", label=line[0].line)
+    axis.plot(xs, ys, style, color=colour, marker="*" if line[0].quality else "o", label=line[0].line)
     for row, at in zip(known, zip(xs, ys, strict=True), strict=True):
         if row.quality is not None:
             axis.annotate(row.quality, at, xytext=(5, 4), textcoords="offset points", fontsize="small")
@@ -225,17 +279,41 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
         psnr=mean([one.quality.psnr for one in found]),
         ssim=mean([one.quality.ssim for one in found]),
         lpips=mean([one.quality.lpips for one in found]),
+        gmsd=mean([one.quality.gmsd for one in found]),
         error=mean([one.report.total.error for one in found]),
         pflops=mean([one.pflops(dense=False) for one in found]),
         speedup=mean([one.speedup for one in found]),
         seconds=mean([one.sparse.median for one in found]),
+        physics=mean_physics([one.physics for one in found]),
     )
 
 
-def _dense_row(found: list[Comparison], baselines: list[Baseline]) -> Row:
+def _dense_rows(found: list[Comparison], baselines: list[Baseline]) -> list[Row]:
+    """Dense, and dense again if that was measured."""
     pflops = mean([one.pflops(dense=True) for one in found])
     seconds = mean([dense.timed.median for dense in baselines])
-    return Row("dense", "-", None, None, None, 1.0, 1.0, None, None, None, None, pflops, 1.0, seconds)
+    physics = mean_dense_physics([one.physics for one in found])
+    dense = Row(
+        "dense",
+        "-",
+        None,
+        None,
+        None,
+        1.0,
+        1.0,
+        None,
+        None,
+        None,
+        None,
+        pflops,
+        1.0,
+        seconds,
+        physics=physics,
+    )
+    floor = mean_floor(baselines)
+    if floor is None:
+        return [dense]
+    return [dense, replace(dense, partition=DENSE_AGAIN, speedup=None, seconds=None, physics=None, **floor)]
 
 
 def _name(sparsity: Sparsity) -> str:

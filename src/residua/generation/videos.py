@@ -11,9 +11,12 @@ import numpy as np
 
 from ..errors import InputError
 
-MIN_PIXELS = 256  # smaller clips are enlarged: chroma subsampling and players are unkind to 64 pixels
+MIN_PIXELS = 384  # smaller clips are enlarged: chroma subsampling and players are unkind to 64 pixels
 LABEL = 22  # height of a caption
 PAPER, INK = (255, 255, 255), (30, 30, 40)
+# Of the difference, from nothing to the end of its scale: black, amber, white.
+HEAT = ((0.0, (8, 10, 16)), (0.45, (150, 74, 32)), (0.8, (229, 178, 90)), (1.0, (255, 255, 255)))
+MOST = 99.9  # per cent of the pixels are within the scale of the difference
 
 
 def to_pixels(video: Any) -> np.ndarray:
@@ -29,9 +32,17 @@ def to_pixels(video: Any) -> np.ndarray:
 
 
 def enlarged(pixels: np.ndarray, least: int = MIN_PIXELS) -> np.ndarray:
-    """Every pixel repeated a whole number of times, until the shorter side has `least`."""
+    """A whole number of times larger, until the shorter side has `least`; smoothed, because edges of large
+    pixels would be taken for errors of the model."""
+    from PIL import Image
+
     factor = max(1, -(-least // min(pixels.shape[-3:-1])))
-    return pixels.repeat(factor, axis=-3).repeat(factor, axis=-2)
+    if factor == 1:
+        return pixels
+    size = pixels.shape[-2] * factor, pixels.shape[-3] * factor
+    frames = pixels.reshape(-1, *pixels.shape[-3:])
+    large = [np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)) for frame in frames]
+    return np.stack(large).reshape(*pixels.shape[:-3], size[1], size[0], 3)
 
 
 def encode_mp4(pixels: np.ndarray, fps: int) -> bytes:
@@ -76,10 +87,23 @@ def encode_png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def difference(video: np.ndarray, reference: np.ndarray, gain: int = 4) -> np.ndarray:
-    """Where two clips differ: black is equal, `gain` makes it visible.  # [T, H, W, 3] uint8"""
-    gap = np.abs(video.astype(np.int16) - reference.astype(np.int16))
-    return (gap * gain).clip(0, 255).astype(np.uint8)
+def difference(video: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
+    """Where two clips differ, in colours that are scaled to what is there.
+
+    Args:
+        video: [T, H, W, 3] in [0, 1].
+        reference: The same shape.
+
+    Returns:
+        Pixels [T, H, W, 3], black where the clips agree, and the difference that is white, of values in
+        [0, 1]: all but a thousandth of the pixels differ by less. 0 if the clips agree.
+    """
+    gap = np.abs(video.astype(np.float32) - reference.astype(np.float32)).max(-1)  # [T, H, W]
+    top = float(np.percentile(gap, MOST)) or float(gap.max())
+    level = gap / top if top > 0 else gap
+    places = [place for place, _ in HEAT]
+    channels = [np.interp(level, places, [colour[c] for _, colour in HEAT]) for c in range(3)]
+    return np.stack(channels, axis=-1).round().astype(np.uint8), top
 
 
 def side_by_side(clips: dict[str, np.ndarray], gap: int = 8) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""How far one video is from another, frame by frame: PSNR, SSIM, LPIPS. What cannot be measured here carries
-its reason and never a number.
+"""How far one video is from another, frame by frame: PSNR, SSIM, GMSD, LPIPS. What cannot be measured here
+carries its reason and never a number.
 
 Videos are [T, H, W, 3] with values in [0, 1], as pipelines return them: float arrays or tensors, or uint8.
 """
@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError
+from .gmsd import gmsd
 from .lpips import Lpips, find_lpips
 
 SSIM_WINDOW, SSIM_SIGMA = 11, 1.5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
+METRICS = ("psnr", "ssim", "gmsd", "lpips")
 FRAMES_AT_ONCE = 8  # bounds the memory of SSIM and LPIPS on long or large videos
 
 __all__ = ["Lpips", "VideoQuality", "find_lpips", "frames_of", "psnr", "psnr_per_frame", "quality", "ssim"]
@@ -35,15 +37,17 @@ class VideoQuality:
     lpips: float | None
     psnr_per_frame: tuple[float | None, ...] = ()  # None: the frame is identical
     not_measured: dict[str, str] = field(default_factory=dict)  # name -> reason
+    gmsd: float | None = None
 
     @classmethod
     def nothing(cls, reason: str) -> VideoQuality:
-        return cls(None, None, None, not_measured=dict.fromkeys(("psnr", "ssim", "lpips"), reason))
+        return cls(None, None, None, not_measured=dict.fromkeys(METRICS, reason))
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "psnr": self.psnr,
             "ssim": self.ssim,
+            "gmsd": self.gmsd,
             "lpips": self.lpips,
             "psnr_per_frame": list(self.psnr_per_frame),
             "not_measured": dict(self.not_measured),
@@ -68,13 +72,14 @@ def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
 
     signal = attempt("psnr", lambda: _psnr(*pair))
     similarity = attempt("ssim", lambda: _mean_ssim(*pair))
+    edges = attempt("gmsd", lambda: _over_frames(gmsd, *pair))
     distance = None
     if isinstance(lpips, str):
         missing["lpips"] = lpips
     else:
         distance = attempt("lpips", lambda: _over_frames(lpips, *pair))
     frames = tuple(None if math.isinf(x) else x for x in _frame_psnr(*pair))
-    return VideoQuality(signal, similarity, distance, frames, missing)
+    return VideoQuality(signal, similarity, distance, frames, missing, edges)
 
 
 def psnr(video: Any, reference: Any) -> float:

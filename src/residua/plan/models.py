@@ -1,7 +1,7 @@
 """The models as data: what a forward pass multiplies, how a video becomes tokens, what the paper reports.
 
 Sources: the layer structure is that of diffusers' transformers; sizes are those of the released configs
-(HunyuanVideo, Wan2.2-I2V-A14B, Cosmos-Predict2.5-14B, Cosmos3-Nano) and of `residua.mini.model`.
+(HunyuanVideo, Wan2.2-I2V-A14B, Cosmos-Predict2.5-14B, Cosmos3-Nano) and of `residua.world.model`.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ COSMOS3 = Architecture(
     ),
 )
 
-MINI = Architecture(
-    name="mini",
+WORLD = Architecture(
+    name="world",
     layers=6,
     heads=2,
     kv_heads=2,
@@ -205,10 +205,10 @@ MINI = Architecture(
     width=256,
     mlp=768,
     mlp_matrices=2,
-    text_tokens=3,
+    text_tokens=4,
     text="cross",
     text_width=256,
-    in_channels=28,
+    in_channels=30,
     out_channels=3,
     patch=(1, 4, 4),
     frame_compression=1,
@@ -268,7 +268,7 @@ MODELS = {
     model.name: model
     for model in (
         HUNYUAN, HUNYUAN15, WAN, WAN_T2V, WAN_TI2V, WAN21, WAN21_I2V, WAN21_SMALL, COSMOS25, COSMOS25_SMALL,
-        COSMOS3, COGVIDEOX, COGVIDEOX15, MOCHI, LTX, MINI,
+        COSMOS3, COGVIDEOX, COGVIDEOX15, MOCHI, LTX, WORLD,
     )
 }  # fmt: skip
 

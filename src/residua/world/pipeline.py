@@ -1,4 +1,4 @@
-"""WorldPipeline: image-to-video with the miniature model, as a diffusers pipeline.
+"""WorldPipeline: image-to-video with the world model, as a diffusers pipeline.
 
 The loop is that of diffusers' WanImageToVideoPipeline (same callbacks, same cache contexts), so that whatever
 hooks into Wan hooks into this model unchanged; only the VAE is missing, because the model works on pixels.

@@ -18,7 +18,7 @@ from residua.lab.studies.subject import Subject
 from residua.row_error import relative_row_error
 from residua.synthetic import VideoLike, video_like
 
-SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "mini"
+SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
 CONFIG = Config.paper(density=0.3, probes=24, query_groups=12, kv_groups=24, backend="portable")
 
 

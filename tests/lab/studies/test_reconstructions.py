@@ -39,7 +39,7 @@ from residua.row_error import relative_row_error
 from residua.sizing import resolve
 from residua.synthetic import VideoLike, video_like
 
-SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "mini"
+SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
 CONFIG = Config(probes=24, backend="portable")
 
 

@@ -4,13 +4,22 @@ const videos = [...player.querySelectorAll("video")];
 const slider = document.getElementById("slider");
 const button = document.getElementById("play");
 const counter = document.getElementById("frame");
+const stage = document.getElementById("stage");
+const wipe = document.getElementById("wipe");
+const marks = [...document.querySelectorAll("[data-path]")];
 const frames = Number(player.dataset.frames);
 const fps = Number(player.dataset.fps);
 let playing = false;
 
+// A dot on every path of the physics follows the frame.
 function label(frame) {
   slider.value = frame;
   counter.textContent = `${frame + 1} / ${frames}`;
+  for (const mark of marks) {
+    const [x, y] = (mark.dataset.path.split(" ")[frame] || "").split(",");
+    mark.setAttribute("visibility", y === undefined ? "hidden" : "visible");
+    if (y !== undefined) { mark.setAttribute("cx", x); mark.setAttribute("cy", y); }
+  }
 }
 
 // The middle of a frame: its edges belong to two frames.
@@ -37,7 +46,7 @@ function toggle(on) {
   playing = on;
   button.textContent = on ? "Pause" : "Play";
   for (const video of videos) {
-    if (on) video.play();
+    if (on) video.play().catch(() => { if (playing) toggle(false); });
     else video.pause();
   }
   if (on) follow();
@@ -51,4 +60,11 @@ slider.addEventListener("input", () => {
   show(wanted);
 });
 button.addEventListener("click", () => toggle(!playing));
+if (wipe) {
+  const move = () => stage.style.setProperty("--wipe", `${wipe.value}%`);
+  wipe.addEventListener("input", move);
+  move();
+}
 show(Math.floor(frames / 2));
+// Muted videos may start by themselves; not for people who asked for less motion.
+if (!matchMedia("(prefers-reduced-motion: reduce)").matches) toggle(true);

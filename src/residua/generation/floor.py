@@ -1,0 +1,85 @@
+"""The floor: how far two dense runs of one prompt and seed are apart if attention sums in another order.
+
+Attention does not depend on the order of its keys, but its rounding does, and a denoising loop makes much of
+little: on real bf16 models two dense runs (another kernel, another split) differ by 20 to 35 dB. A sparse
+video that comes as close to the dense one as the floor cannot be told from a second dense run, and no PSNR
+above the floor says more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..diffusers import accelerate
+from ..lab.recording import dense_on_purpose
+from ..lab.video_quality import Lpips, VideoQuality, quality
+from .run import Generation, Progress, Request, generate
+
+NAME = "dense again"  # in progress bars and tables
+MEANING = "dense against dense, its attention summed in another order"
+
+Dispatch = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None", bool], Tensor]
+
+
+@contextmanager
+def another_order(pipe: Any) -> Iterator[None]:
+    """Everything that `pipe` runs inside this block is dense, by the same kernel as without it, with the keys
+    of every self-attention call rolled by half of them. Causal calls stay as they are."""
+    with dense_on_purpose(), accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
+        for attachment in handle.attachments:
+            for layer in attachment.layers:
+                layer.dispatch = _rolled(layer.dispatch)  # type: ignore[method-assign, assignment]
+        yield
+
+
+def dense_again(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
+    """The dense clip of a request, its attention summed in another order."""
+    with another_order(pipe):
+        return generate(pipe, request, progress)
+
+
+def measure_floor(
+    pipe: Any, request: Request, dense: np.ndarray, lpips: Lpips | str, progress: Progress | None = None
+) -> VideoQuality:
+    """Runs dense once more and compares with the first run.
+
+    Args:
+        pipe: The pipeline, not accelerated.
+        request: What `dense` was generated from.
+        dense: Frames of the first run, [T, H, W, 3] in [0, 1].
+        lpips: A network, or the reason why there is none.
+        progress: Hears of every step.
+
+    Returns:
+        PSNR, SSIM and LPIPS of the second run against the first. Runs that do not differ in a single bit have
+        no PSNR; `not_measured` says so.
+    """
+    return quality(dense_again(pipe, request, progress).frames, dense, lpips)
+
+
+def floor_text(floor: VideoQuality, metric: str = "psnr", form: str = "{:.1f} dB") -> str | None:
+    """A metric's floor for people to read; None where it was not measured."""
+    value = getattr(floor, metric)
+    if value is not None:
+        return form.format(value)
+    return "identical" if "identical" in floor.not_measured.get(metric, "") else None
+
+
+def _rolled(dispatch: Dispatch) -> Dispatch:
+    def rolled(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+    ) -> Tensor:
+        """k and v are [B, Nk, Hkv, D]; a mask ends in Nk, or in 1 if it is the same for all keys."""
+        keys = k.shape[1]
+        if causal:
+            return dispatch(q, k, v, mask, scale, causal)
+        if mask is not None and mask.shape[-1] == keys:
+            mask = mask.roll(keys // 2, -1)
+        return dispatch(q, k.roll(keys // 2, 1), v.roll(keys // 2, 1), mask, scale, causal)
+
+    return rolled

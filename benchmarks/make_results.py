@@ -21,13 +21,14 @@ PAGES = ROOT / "docs" / "results"
 CAPTURE = "--layers 0,2,4 --heads 0,1"
 CAPTURES = {
     "world": f"capture --model world {CAPTURE} --steps 1,2,4 --run-steps 6",
-    "world-16k": f"capture --model world --frames 64 {CAPTURE} --steps 2 --run-steps 4",
+    "world-16k": "capture --model world --frames 64 --heads 0,1 --steps 2 --run-steps 4",  # every layer
 }
 # Study -> its command, and the captures that it runs on; the user's own calls are added to all.
 STUDIES = {
     "diagnostics": ("analyze", ("world",)),
     "ablations": ("ablate", ("world",)),
     "reconstructions": ("reconstructions", ("world", "world-16k")),
+    "budgets": ("budgets", ("world-16k",)),
     "rivals": ("rivals", ("world",)),
 }
 METHODS = (

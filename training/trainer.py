@@ -108,8 +108,8 @@ class Recipe:
 
 # The first stage alone, brought to an end: its first 1,200 steps are those of the whole recipe.
 ONE_BALL = Recipe(
-    stages=(Stage(1440, (1.0, 0.0, 0.0), ONE_BALL_SHAPES), Stage(30, (1.0, 0.0, 0.0), LONG_SHAPES)),
-    cooldown=270,
+    stages=(Stage(2000, (1.0, 0.0, 0.0), ONE_BALL_SHAPES), Stage(30, (1.0, 0.0, 0.0), LONG_SHAPES)),
+    cooldown=430,
 )
 RECIPES = {"world": Recipe(), "one-ball": ONE_BALL}
 

@@ -19,7 +19,7 @@ from ..common import Watch, watched
 from ..results import Result
 from ..subject import Subject
 
-DENSITIES = (0.08, 0.14, 0.22)
+DENSITIES = (0.04, 0.08, 0.14, 0.22, 0.35)
 COMPARED = ("none", "probe", "tail", "anchored")
 DRIFT_RANKS = (0, 8, 32)
 SLOTS = (32, 64, 128, 256)

@@ -253,7 +253,9 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
         row["cost"] > row["density"] and row["max_error"] is row["quality"] is None for row in rows[1:]
     )
     table = (out / "compare.md").read_text()
-    assert table.count("\n| ") == 1 + 10 and "LPIPS was not measured" in table
+    # The table of quality, and that of physics, which has no row for the second dense run.
+    assert table.count("\n| ") == 1 + 10 + 1 + 9 and "LPIPS was not measured" in table
+    assert "**Physics**" in table and all({"from_dense", "lost"} <= row["physics"].keys() for row in rows)
     assert "\ndense again: dense against dense" in table
     Image.open(out / "compare.png").verify()
     assert run("compare", "--model", weights).exit_code == 2  # the folder is taken

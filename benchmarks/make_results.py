@@ -11,17 +11,21 @@ depend on the machine; times do, and belong to a quiet one.
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from residua.world.held_out import REPORT_PROMPTS
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "results"
-CAPTURE = "--layers 0,2,4 --heads 0,1"
+# On scenes that no setting was chosen on.
+CAPTURE = "capture --model world --heads 0,1 --prompt"
 CAPTURES = {
-    "world": f"capture --model world {CAPTURE} --steps 1,2,4 --run-steps 6",
-    "world-16k": "capture --model world --frames 64 --heads 0,1 --steps 2 --run-steps 4",  # every layer
+    "world": f"{CAPTURE} '{REPORT_PROMPTS[0]}' --layers 0,2,4 --steps 1,2,4 --run-steps 6",
+    "world-16k": f"{CAPTURE} '{REPORT_PROMPTS[1]}' --frames 64 --steps 2 --run-steps 4",  # every layer
 }
 # Study -> its command, and the captures that it runs on; the user's own calls are added to all.
 STUDIES = {
@@ -38,8 +42,9 @@ METHODS = (
 
 
 def residua(command: str, *more: str) -> None:
-    print(f"residua {command} {' '.join(more)}", flush=True)
-    subprocess.run([sys.executable, "-m", "residua", *command.split(), *more], check=True)
+    words = [*shlex.split(command), *more]
+    print(f"residua {shlex.join(words)}", flush=True)
+    subprocess.run([sys.executable, "-m", "residua", *words], check=True)
 
 
 def publish(name: str, made: Path) -> None:
@@ -57,6 +62,9 @@ def main() -> None:
     parser.add_argument("--calls", type=Path, help="a folder of recorded calls that you have")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "results", help="captures and reports")
     parser.add_argument("--only", action="append", choices=[*STUDIES, "methods"], help="may be repeated")
+    parser.add_argument(
+        "--scenes", type=int, default=4, help="how many of the report scenes, for the methods"
+    )
     parser.add_argument("--lpips", type=Path, help="LPIPS weights (safetensors), for the methods")
     given = parser.parse_args()
     wanted = given.only or [*STUDIES, "methods"]
@@ -77,7 +85,7 @@ def main() -> None:
     if "methods" in wanted:
         out = given.work / "methods"
         extra = [] if given.lpips is None else ["--lpips", str(given.lpips)]
-        residua(METHODS, "--out", str(out), "--force", *extra)
+        residua(METHODS, "--scenes", f"report:{given.scenes}", "--out", str(out), "--force", *extra)
         publish("methods-world", out)
 
 

@@ -12,11 +12,14 @@ from PIL import Image
 pytest.importorskip("typer")
 from command import run
 
+from residua.cli.compare import held_out
 from residua.cli.summary import busy
 from residua.diffusers import QUALITIES
+from residua.errors import InputError
 from residua.generation import page
 from residua.generation.files import MARKER
 from residua.world.held_out import DEMO_PROMPT as PROMPT
+from residua.world.held_out import REPORT_PROMPTS, SEEDS, TUNING_PROMPTS
 
 TINY = ("--size", "16", "--frames", "8", "--steps", "2")
 
@@ -253,7 +256,9 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
         row["cost"] > row["density"] and row["max_error"] is row["quality"] is None for row in rows[1:]
     )
     table = (out / "compare.md").read_text()
-    assert table.count("\n| ") == 1 + 10 and "LPIPS was not measured" in table
+    # The table of quality, and that of physics, which has no row for the second dense run.
+    assert table.count("\n| ") == 1 + 10 + 1 + 9 and "LPIPS was not measured" in table
+    assert "**Physics**" in table and all({"from_dense", "lost"} <= row["physics"].keys() for row in rows)
     assert "\ndense again: dense against dense" in table
     Image.open(out / "compare.png").verify()
     assert run("compare", "--model", weights).exit_code == 2  # the folder is taken
@@ -317,3 +322,24 @@ def test_other_work_is_told_where_it_took_time():
     assert busy(0.05, 99.0, 1) is None  # what was measured goes over what was guessed
     assert busy(None, 1.4, 1) is None and busy(None, None, 1) is None
     assert busy(None, 1.6, 1) == "The machine was busy (load 1.6)"
+
+
+def test_scenes_are_the_held_out_prompts():
+    assert held_out("tuning") == (list(TUNING_PROMPTS), SEEDS["tuning"])
+    assert held_out("report:3") == (list(REPORT_PROMPTS[:3]), SEEDS["report"])
+    for bad in ("test", "report:0", "report:99", "report:x", ""):
+        with pytest.raises(InputError, match="report:4"):
+            held_out(bad)
+
+
+def test_scenes_go_into_the_comparison(weights, elsewhere):
+    found = run(
+        "compare", "--model", weights, "--scenes", "tuning:2", "--methods", "anchored", "--min-tokens", "0",
+        "--no-floor", *TINY,
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    report = (elsewhere / "residua-compare" / "report.md").read_text()
+    assert "; ".join(TUNING_PROMPTS[:2]) in report and f"seed {SEEDS['tuning']}" in report
+    assert "--scenes tuning:2" in report and "Physics" in report
+    both = run("compare", "--model", weights, "--scenes", "tuning", "--prompt", PROMPT, *TINY)
+    assert both.exit_code == 2 and "leave one of them out" in both.output

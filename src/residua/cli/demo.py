@@ -30,7 +30,7 @@ def demo(
         float | None,
         typer.Option(help="Bound of every head's error; --density is then the most it may spend."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 8,
     size: Annotated[str, typer.Option(help="Pixels: one side, or width x height; multiples of 4.")] = "64",
     frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
     prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = DEMO_PROMPT,

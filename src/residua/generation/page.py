@@ -13,7 +13,8 @@ import numpy as np
 from .. import __version__, json_text
 from ..lab.report import style
 from .comparison import Comparison
-from .floor import MEANING, floor_text
+from .floor import MEANING as FLOOR
+from .floor import floor_text
 from .flops import flops_unit
 from .physics import MEANING as PHYSICS
 from .videos import (
@@ -79,6 +80,7 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         clips=_clips(comparison, fps),
         difference=_difference(comparison, fps),
         physics=_physics(comparison),
+        floor=FLOOR if comparison.floor is not None else None,
         layers=_layers(comparison),
         stages=_stages(comparison),
         curve=_curve(comparison.quality.psnr_per_frame),
@@ -134,6 +136,7 @@ def _cards(comparison: Comparison) -> list[Card]:
         seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
     if comparison.cpu_speedup is not None:
         seconds += f"; {comparison.cpu_speedup:.2f}x in processor time"
+    weights = comparison.quality.lpips is not None  # without them the small print says why
     return [
         Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
         Card("Cost", _number(comparison.cost, "{:.1%}"), _cost_remark(comparison)),
@@ -141,8 +144,17 @@ def _cards(comparison: Comparison) -> list[Card]:
         _quality_card(comparison, "PSNR", "{:.1f} dB", "sparse against dense"),
         _quality_card(comparison, "SSIM", "{:.4f}", "1 is identical"),
         _quality_card(comparison, "GMSD", "{:.4f}", "differences of edges; 0 is identical"),
-        _quality_card(comparison, "LPIPS", "{:.4f}", "AlexNet v0.1; 0 is identical"),
+        *([_quality_card(comparison, "LPIPS", "{:.4f}", "AlexNet v0.1; 0 is identical")] if weights else []),
+        *_physics_cards(comparison),
     ]
+
+
+def _physics_cards(comparison: Comparison) -> list[Card]:
+    found = None if comparison.physics is None else comparison.physics.from_dense
+    if found is None or not np.isfinite(found.position_error):
+        return []
+    remark = "of the ball off its dense path, mean over the frames"
+    return [Card("Physics", f"{found.position_error:.3f} radii", remark)]
 
 
 def _quality_card(comparison: Comparison, title: str, form: str, remark: str) -> Card:
@@ -150,7 +162,7 @@ def _quality_card(comparison: Comparison, title: str, form: str, remark: str) ->
     name, found, floor = title.lower(), comparison.quality, comparison.floor
     lowest = None if floor is None else floor_text(floor, name, form)
     if lowest is not None:
-        remark += f"; floor {lowest}: {MEANING}"
+        remark += f"; floor {lowest}"
     return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))
 
 
@@ -177,6 +189,8 @@ def _physics(comparison: Comparison) -> dict[str, Any] | None:
         "kinds": [(kind, name) for kind, name in names.items() if kind in shown],
         "rows": [_physics_row(name, one) for name, one in judged.items() if one is not None],
         "meaning": PHYSICS,
+        "picture": "data:image/png;base64,"
+        + _base64(encode_png(to_pixels(comparison.sparse.clip.frames[:1])[0])),
     }
 
 

@@ -54,11 +54,12 @@ class ResiduaSparseAttention:
                     f"Share of dense attention to spend. Only used with quality '{BY_DENSITY}'.",
                 ),
                 "start_percent": _number(
-                    0.2, 0.0, 1.0, 0.01,
-                    "Sampling before this point stays dense: the layout of the video is decided there.",
+                    0.0, 0.0, 1.0, 0.01,
+                    "Sampling before this point stays dense. 0: nothing is dense by rule, the error estimate "
+                    "decides. The paper keeps the first fifth dense.",
                 ),
                 "end_percent": _number(1.0, 0.0, 1.0, 0.01, "Sampling after this point stays dense."),
-                "dense_blocks": _number(1, 0, 1000, 1, "The first blocks of the model stay dense."),
+                "dense_blocks": _number(0, 0, 1000, 1, "The first blocks of the model stay dense."),
                 "min_tokens": _number(
                     4096, 0, 10_000_000, 256,
                     "Videos with fewer tokens stay dense: below, grouping costs more than it saves.",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from residua_comfyui.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from residua_comfyui.patch import OVERRIDE, Patch, patch_of
+from residua_comfyui.tokens import Tokens, latent_grid, tokens_of
 
 from residua import Config
 
@@ -219,13 +220,32 @@ def test_the_nodes_as_the_host_uses_them(host, capsys):
 
 def test_by_density_and_a_picture_with_bars(host):
     node, report = (NODE_CLASS_MAPPINGS[name]() for name in ("ResiduaSparseAttention", "ResiduaReport"))
-    chosen = {**defaults(node), "quality": "by density", "density": 0.5, "min_tokens": 0, "dense_blocks": 0}
+    chosen = {**defaults(node), "quality": "by density", "density": 0.5, "min_tokens": 0}
+    [model] = node.apply(model=host.build("wan"), **{**chosen, "start_percent": 0.2})
+    assert patch_of(model).sigmas == (0.8, 0.0)
     [model] = node.apply(model=host.build("wan"), **chosen)
     assert patch_of(model).host.settings.config == Config(density=0.5)
-    assert patch_of(model).sigmas == (0.8, 0.0)
     host.sample(model)
     text, picture = report.show(model, {}, "step")["result"]
     assert "step 3" in text and picture.shape[1] > 150
+
+
+def test_by_default_nothing_is_dense_by_rule(host):
+    node = NODE_CLASS_MAPPINGS["ResiduaSparseAttention"]()
+    [model] = node.apply(model=host.build("wan"), **{**defaults(node), "min_tokens": 0})
+    host.sample(model)
+    total = patch_of(model).report().total
+    assert total.sparse and not total.dense
+
+
+def test_the_grid_is_what_newer_models_say():
+    """`grid_sizes` counts before the latents' own shape: a model may pad or crop."""
+    wan = type("WanModel", (), {"patch_size": (1, 2, 2)})()
+    grid = latent_grid(wan, torch.zeros(1, 16, 3, 8, 8))
+    assert grid == (3, 4, 4) and tokens_of(wan, grid, {}, 48) == Tokens((3, 4, 4))
+    told = {"grid_sizes": torch.tensor([3, 4, 6])}
+    assert tokens_of(wan, grid, told, 72) == Tokens((3, 4, 6))
+    assert tokens_of(wan, grid, told, 48) is None  # shorter than the video: cross-attention to something
 
 
 def test_a_report_without_a_sparse_model(host):

@@ -341,5 +341,5 @@ def test_scenes_go_into_the_comparison(weights, elsewhere):
     report = (elsewhere / "residua-compare" / "report.md").read_text()
     assert "; ".join(TUNING_PROMPTS[:2]) in report and f"seed {SEEDS['tuning']}" in report
     assert "--scenes tuning:2" in report and "Physics" in report
-    both = run("compare", "--model", weights, "--scenes", "tuning", "--prompt", PROMPT, "--force", *TINY)
+    both = run("compare", "--scenes", "tuning", "--prompt", PROMPT, "--out", "other", *TINY)
     assert both.exit_code == 2 and "leave one of them out" in both.output

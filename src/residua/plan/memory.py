@@ -103,8 +103,8 @@ def moved_weights(model: Architecture, passes: int, value_bytes: int, offload: s
 
 
 def matrix_parameters(model: Architecture) -> float:
-    """Billions of parameters in the blocks' matrices, where nobody counted the model's. Text that runs through
-    the blocks may have matrices of its own in each of them: an upper bound, so that what fits does."""
+    """Billions of parameters in the blocks' matrices, where nobody counted them. Text that runs through the
+    blocks may have matrices of its own in each of them: they are counted twice then. An estimate."""
     inner, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     layer = 2 * model.width * (inner + kv) + model.mlp_matrices * model.width * model.mlp
     if model.text == "cross":

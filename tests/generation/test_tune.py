@@ -138,6 +138,7 @@ def test_tune_writes_a_profile_that_accelerate_takes(weights, pipe, request_smal
     assert data["evidence"]["on_tuning"] >= 20 and data["evidence"]["on_held_out"] >= 20
     assert data["evidence"]["floor"] > 60 and data["evidence"]["seeds"] == [0]
     assert data["evidence"]["held_out_seeds"] == [1] and data["evidence"]["versions"]["torch"]
+    assert not set(data["evidence"]["prompts"]) & set(data["evidence"]["held_out_prompts"])
     assert data["model"]["transformers"] == ["WanTransformer3DModel"] and data["model"]["head_dim"] == 32
     assert str(tmp_path) not in data["evidence"]["command"]
     with accelerate(pipe, profile=out) as handle:

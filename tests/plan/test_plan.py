@@ -187,7 +187,7 @@ def test_what_fits_follows_the_offload() -> None:
     assert plans["sequential"].seconds.transfer == pytest.approx(moved / (1e9 * 20))
     assert plans["sequential"].speedup < plans["none"].speedup
     assert make_plan("wan2.1-t2v-1.3b", gpu="4090").memory.fits is True
-    assert make_plan("mini", gpu="cpu").memory.fits is None
+    assert make_plan("world", gpu="cpu").memory.fits is None
     hopeless = make_plan("flux.2", "8192x8192", gpu="3090", offload="sequential").memory
     assert hopeless.fits is False and "a GPU with more memory" in hopeless.verdict
     with pytest.raises(InputError, match=r"offload='sequental'.*did you mean 'sequential'\?"):
@@ -222,7 +222,7 @@ def test_every_model_that_accelerate_takes_can_be_planned() -> None:
         assert name in MODELS
     for name, model in MODELS.items():
         assert model.parameters > 0, name
-        if model.text == "cross" and name != "mini":
+        if model.text == "cross" and name != "world":
             assert matrix_parameters(model) == pytest.approx(model.parameters, rel=0.35), name
 
 
@@ -235,12 +235,12 @@ def test_every_model_that_accelerate_takes_can_be_planned() -> None:
     ],
 )  # fmt: skip
 def test_gpus_by_the_names_that_people_use(gpu: str, name: str) -> None:
-    assert make_plan("mini", gpu=gpu).machine is MACHINES[name]
+    assert make_plan("world", gpu=gpu).machine is MACHINES[name]
 
 
 def test_a_gpu_that_is_not_modelled_is_said() -> None:
     with pytest.raises(InputError, match="not modelled; Residua's kernels were compiled for NVIDIA alone"):
-        make_plan("mini", gpu="MI300X")
+        make_plan("world", gpu="MI300X")
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
+from ..world.held_out import TUNING_PROMPTS
 from .app import command, console, figures, readable_errors, writable
-from .compare import PROMPT
 from .options import command_line, count_or_share, words
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..generation.tune import Log, Target, Trial
 
 MAX_PROMPT_BYTES = 1 << 20
+PROMPTS = TUNING_PROMPTS[:2], TUNING_PROMPTS[2:4]  # to search and to verify on, unless others are given
 TARGETS = ("psnr", "lpips", "error")
 
 
@@ -28,7 +29,7 @@ TARGETS = ("psnr", "lpips", "error")
 )
 def tune(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="mini, a hub id, or a folder.")] = "mini",
+    model: Annotated[str, typer.Option(help="world, a hub id, or a folder.")] = "world",
     target_psnr: Annotated[float | None, typer.Option(help="At least so many dB on every video.")] = None,
     target_lpips: Annotated[float | None, typer.Option(help="At most this LPIPS on every video.")] = None,
     target_error: Annotated[
@@ -116,8 +117,9 @@ def _requests(given: SimpleNamespace) -> tuple[dict[str, Any], list[Request], li
 
     height, width = (None, None) if given.size is None else parse_size(given.size)
     shape = (given.steps, height, width, given.frames)
-    prompts = [*(given.prompt or []), *_read_prompts("prompts", given.prompts)] or [PROMPT]
-    others = _read_prompts("held-out", given.held_out) or prompts
+    prompts = [*(given.prompt or []), *_read_prompts("prompts", given.prompts)]
+    others = _read_prompts("held-out", given.held_out) or prompts or list(PROMPTS[1])
+    prompts = prompts or list(PROMPTS[0])
     seeds = [_seed(word) for word in words("seeds", given.seeds)]
     other_seeds = [max(seeds) + 1 + place for place in range(len(seeds))]
     facts = {

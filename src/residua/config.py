@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InputError
+from .spelling import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -246,27 +247,35 @@ class Config:
             if name in RENAMED:
                 raise InputError(f"Config.{name} is now called {RENAMED[name]}")
         if unknown:
-            raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}")
+            hint = did_you_mean(unknown[0], known)
+            raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}{hint}")
         return cls(**settings)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Config:
         """Loads settings from a TOML file, from its `[residua]` table if it has one."""
-        path = Path(path)
-        try:
-            if path.stat().st_size > MAX_TOML_BYTES:
-                raise InputError(f"{path}: larger than {MAX_TOML_BYTES} bytes; a Config is a few lines")
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(
-                f"{path}: not valid TOML ({error}); write lines such as `density = 0.22`"
-            ) from error
+        data = read_toml(Path(path), "density = 0.22")
         table = data.get("residua", data)
         if not isinstance(table, dict):
             raise InputError(f"{path}: `residua` is {type(table).__name__}; wanted a table [residua]")
         return cls.from_dict(table)
+
+
+def read_toml(path: Path, example: str) -> dict[str, Any]:
+    """The content of a TOML file that a user gave; InputError if it cannot be read.
+
+    Args:
+        path: The file.
+        example: A line that it might hold, for the message.
+    """
+    try:
+        if path.stat().st_size > MAX_TOML_BYTES:
+            raise InputError(f"{path}: larger than {MAX_TOML_BYTES} bytes; settings are a few lines")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not valid TOML ({error}); write lines such as `{example}`") from error
 
 
 def _number(

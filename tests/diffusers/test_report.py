@@ -212,7 +212,7 @@ def test_equal_notes_are_counted_together():
 
 def test_profile_adds_the_time_of_every_stage(tiny, scheduler, denoise, speed_up):
     model, inputs = tiny.build("wan")
-    handle = speed_up(model, scheduler=scheduler, profile=True)
+    handle = speed_up(model, scheduler=scheduler, time_stages=True)
     denoise(model, inputs, scheduler)
     total = handle.report().total
     assert {"grouping", "routing", "summary", "probes", "attention", "reconstruction"} <= set(total.stages)

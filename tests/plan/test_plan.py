@@ -2,12 +2,18 @@
 
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from residua import Config
 from residua.errors import InputError
-from residua.plan import MACHINES, MODELS, Plan, make_plan
-from residua.sizing import default_groups
+from residua.plan import MACHINES, MODELS, Plan, calls, make_plan
+from residua.plan.local import READERS
+from residua.plan.memory import OFFLOADS, matrix_parameters
+from residua.plan.models import ALIASES
+from residua.sizing import default_groups, summary_groups
 
 PAPER = ("hunyuanvideo", "wan2.2-i2v-a14b", "cosmos-predict2.5-14b", "cosmos3-nano-16b")
 
@@ -15,7 +21,7 @@ PAPER = ("hunyuanvideo", "wan2.2-i2v-a14b", "cosmos-predict2.5-14b", "cosmos3-na
 def paper_plan(name: str, gpu: str = "h100") -> Plan:
     row = MODELS[name].reference
     assert row is not None
-    return make_plan(name, row.size, row.frames, row.steps, row.density, gpu)
+    return make_plan(name, row.size, row.frames, row.steps, row.density, gpu, paper=True)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,9 @@ def test_tokens_are_exact(name: str, tokens: int, keys: int) -> None:
     plan = make_plan(name)
     assert plan.tokens == tokens
     assert plan.forward.keys == keys
-    assert (plan.call.query_groups, plan.call.kv_groups) == default_groups(tokens, tokens)
+    assert (plan.call.query_groups, plan.call.kv_groups) == summary_groups(tokens, tokens, 0.06)
+    paper = make_plan(name, paper=True)
+    assert (paper.call.query_groups, paper.call.kv_groups) == default_groups(tokens, tokens)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -98,14 +106,15 @@ def test_times_of_the_paper() -> None:
     assert paper_plan("cosmos3-nano-16b").speedup_fast == pytest.approx(1.48, rel=0.10)
 
 
-@pytest.mark.parametrize("gpu", MACHINES)
+@pytest.mark.parametrize("gpu", ["h100", "4090", "cpu"])
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_add_up(name: str, gpu: str) -> None:
-    plan = make_plan(name, gpu=gpu)
+    plan = make_plan(name, gpu=gpu, offload="model")
     seconds = plan.seconds
-    assert seconds.dense == pytest.approx(seconds.rest + seconds.dense_attention)
+    beside = seconds.rest + seconds.transfer
+    assert seconds.dense == pytest.approx(beside + seconds.dense_attention)
     assert seconds.sparse == pytest.approx(
-        seconds.rest + seconds.dense_calls + seconds.sparse_cells + seconds.overhead
+        beside + seconds.dense_calls + seconds.sparse_cells + seconds.overhead
     )
     assert 0 < plan.evaluated <= 1
     assert plan.rest_pflops < plan.sparse_pflops <= plan.dense_pflops
@@ -125,16 +134,113 @@ def test_json_has_the_promised_keys() -> None:
     assert promised | further | {"assumptions", "notes", "paper"} <= facts.keys()
     assert facts["tokens"] == 75_600
     assert facts["paper"] is None  # 40 steps are the release's default, not the paper's setting
-    assert facts["groups"] == {"query": 300, "kv": 995}
+    assert facts["groups"] == {"query": 567, "kv": 995}
+    assert (facts["density"], facts["max_error"], facts["calls"]["dense_calls"]) == (0.06, 0.2, 0)
+    assert 'quality "balanced"' in facts["method"] and facts["fits"] is False
     assert facts["assumptions"]
 
 
 def test_memory_of_the_method() -> None:
-    plan = make_plan("wan2.2-i2v-a14b")
+    plan = make_plan("wan2.2-i2v-a14b", paper=True)
     tensor = 2 * 40 * 75_600 * 128  # q in bf16
     assert 5 * tensor < plan.call_bytes < 10 * tensor
     # both transformers keep centroids for 38 layers in 2 branches
     assert plan.state_bytes == 2 * 38 * 2 * (300 + 995) * 40 * 128 * 2
+
+
+def test_it_plans_what_accelerate_does() -> None:
+    from residua.integration import QUALITIES, make_settings
+    from residua.integration.settings import Preset
+
+    preset = Preset(0.22, 0.2, 0.03, "any")
+    for quality in (None, *QUALITIES):
+        plan, settings = make_plan("wan2.2", quality=quality), make_settings(preset, quality=quality)
+        assert plan.config == settings.config
+        assert (plan.schedule.dense_steps, plan.schedule.dense_layers) == (0, 0)
+        assert (settings.dense_steps, settings.dense_layers) == (0, 0)
+        assert f'quality="{quality or "balanced"}"' in plan.method and plan.paper is None
+    assert make_plan("wan2.2", density=0.1).config == make_settings(preset, density=0.1).config
+    paper, settings = (
+        make_plan("wan2.2", paper=True),
+        make_settings(preset, config=Config.paper(density=0.22)),
+    )
+    assert paper.config == settings.config and "paper" in paper.method
+    assert (paper.schedule.dense_steps, paper.schedule.dense_layers) == (8, 2)
+    for more in ({"paper": True}, {"density": 0.1}):
+        with pytest.raises(InputError, match="together with"):
+            make_plan("wan2.2", quality="fast", **more)
+    with pytest.raises(InputError, match="wanted one of 'faithful'"):
+        make_plan("wan2.2", quality="best")
+
+
+def test_what_fits_follows_the_offload() -> None:
+    plans = {how: make_plan("wan2.2", gpu="rtx4090", offload=how) for how in OFFLOADS}
+    peaks = [plan.memory.peak for plan in plans.values()]
+    assert peaks == sorted(peaks, reverse=True)
+    assert plans["none"].memory.weights == round(1e9 * (2 * 14.29 + 5.68 + 0.13) * 2)
+    assert plans["model"].memory.weights == round(1e9 * 14.29 * 2)
+    assert [plan.memory.fits for plan in plans.values()] == [False, False, True]
+    assert plans["none"].memory.verdict.endswith("--offload sequential")
+    assert plans["none"].seconds.transfer == 0 < plans["model"].seconds.transfer
+    # every pass of sequential offloading brings the weights of one transformer
+    moved = 1e9 * (80 * 14.29 + 5.68 + 0.13) * 2
+    assert plans["sequential"].seconds.transfer == pytest.approx(moved / (1e9 * 20))
+    assert plans["sequential"].speedup < plans["none"].speedup
+    assert make_plan("wan2.1-t2v-1.3b", gpu="4090").memory.fits is True
+    assert make_plan("world", gpu="cpu").memory.fits is None
+    hopeless = make_plan("flux.2", "8192x8192", gpu="3090", offload="sequential").memory
+    assert hopeless.fits is False and "a GPU with more memory" in hopeless.verdict
+    with pytest.raises(InputError, match=r"offload='sequental'.*did you mean 'sequential'\?"):
+        make_plan("wan2.2", offload="sequental")
+
+
+def test_stored_estimates_are_used_where_there_are_some(monkeypatch) -> None:
+    asked = []
+
+    def stored_estimate(*call):
+        asked.append(call)
+        return SimpleNamespace(ms=30.0, attention_ms=20.0, peak_gib=2.0)
+
+    stored = SimpleNamespace(stored_gpus=lambda: ["h100"], stored_estimate=stored_estimate)
+    monkeypatch.setitem(sys.modules, "residua.bench.static.stored", stored)
+    plan = make_plan("wan2.2", steps=10)
+    assert asked == [("h100", 75_600, 40, 0.06, 128)] and plan.timed.source == calls.BY_ESTIMATE
+    assert plan.seconds.sparse_cells == pytest.approx(10 * 2 * 40 * 0.020)
+    assert plan.timed.overhead == pytest.approx(0.010) and plan.call_bytes == 2 << 30
+    for other in ({"gpu": "a100"}, {"paper": True}):
+        assert make_plan("wan2.2", **other).timed.source == calls.BY_RATES
+    monkeypatch.setitem(sys.modules, "residua.bench.static.stored", None)  # a build without the table
+    assert make_plan("wan2.2").timed.source == calls.BY_RATES
+
+
+def test_every_model_that_accelerate_takes_can_be_planned() -> None:
+    """By name, or by the config of its class; ControlNets run beside a transformer and are not planned."""
+    diffusers_room = pytest.importorskip("residua.diffusers")
+    classes = {name for name in diffusers_room.supported() if "ControlNet" not in name}
+    assert classes <= set(READERS)
+    for name in ALIASES.values():
+        assert name in MODELS
+    for name, model in MODELS.items():
+        assert model.parameters > 0, name
+        if model.text == "cross" and name != "world":
+            assert matrix_parameters(model) == pytest.approx(model.parameters, rel=0.35), name
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("RTX4090", "4090"), ("rtx-4090", "4090"), ("NVIDIA GeForce RTX 5090", "5090"), ("rtx3090", "3090"),
+        ("L40S", "l40s"), ("H200", "h200"), ("RTX A6000", "a6000"), ("rtx 6000 ada", "rtx6000-ada"),
+        ("a100-80gb", "a100"), ("hopper", "h100"),
+    ],
+)  # fmt: skip
+def test_gpus_by_the_names_that_people_use(gpu: str, name: str) -> None:
+    assert make_plan("world", gpu=gpu).machine is MACHINES[name]
+
+
+def test_a_gpu_that_is_not_modelled_is_said() -> None:
+    with pytest.raises(InputError, match="not modelled; Residua's kernels were compiled for NVIDIA alone"):
+        make_plan("world", gpu="MI300X")
 
 
 @pytest.mark.parametrize(
@@ -142,9 +248,9 @@ def test_memory_of_the_method() -> None:
     [
         ({"model": "world", "size": "32x32", "frames": 16}, "stay dense"),
         ({"model": "wan2.2-i2v-a14b", "density": 1.0}, "skips nothing"),
-        ({"model": "wan2.2-i2v-a14b", "steps": 1}, "take more steps"),
+        ({"model": "wan2.2-i2v-a14b", "steps": 1, "paper": True}, "take more steps"),
         (
-            {"model": "wan2.2-i2v-a14b", "size": "832x480", "frames": 17, "gpu": "b200"},
+            {"model": "wan2.2-i2v-a14b", "size": "832x480", "frames": 17, "gpu": "b200", "paper": True},
             "grouping and routing",
         ),
     ],
@@ -156,7 +262,9 @@ def test_not_worth_it_here(request_: dict, why: str) -> None:
     assert why in plan.verdict
 
 
-@pytest.mark.parametrize("request_", [{"density": 1.0}, {"steps": 1}, {"size": "320x192", "frames": 5}])
+@pytest.mark.parametrize(
+    "request_", [{"density": 1.0}, {"steps": 1, "paper": True}, {"size": "320x192", "frames": 5}]
+)
 def test_without_sparse_calls_nothing_changes(request_: dict) -> None:
     plan = make_plan("wan2.2-i2v-a14b", **request_)
     assert plan.schedule.sparse_calls == 0
@@ -183,6 +291,7 @@ def test_odd_sizes_and_frames_are_noted() -> None:
     ("request_", "says"),
     [
         ({"model": "wan9"}, "no such model"),
+        ({"model": "Wan-AI/Wan2.2-T2V-A14B-Diffuser"}, "did you mean 'wan-ai/wan2.2-t2v-a14b-diffusers'"),
         ({"model": ""}, "wanted one of"),
         ({"model": None}, "wanted one of"),
         ({"model": "a" * 5000}, "no such model"),

@@ -18,7 +18,7 @@ def text(*request: object, **more: object) -> str:
 
 
 def test_a_paper_setting_shows_the_comparison_and_the_assumptions() -> None:
-    shown = text("wan2.2-i2v-a14b", "1280x720", 81, 50, 0.22, "h100")
+    shown = text("wan2.2-i2v-a14b", "1280x720", 81, 50, 0.22, "h100", paper=True)
     for part in ("75,600", "652.34", "658.46", "-0.9%", "1.80 x", "assumptions", "FLOPs: 2 per multiply-add"):
         assert part in shown
 
@@ -26,6 +26,14 @@ def test_a_paper_setting_shows_the_comparison_and_the_assumptions() -> None:
 @pytest.mark.parametrize("gpu", ["h100", "a100", "4090", "b200", "cpu"])
 def test_every_machine_renders(gpu: str) -> None:
     assert "worth it" in text("world", gpu=gpu)
+
+
+def test_it_says_what_is_planned_and_whether_it_fits() -> None:
+    shown = " ".join(text("wan2.2", gpu="rtx4090", offload="model").split())
+    for part in ('quality "balanced"', "no step and no layer is dense by rule", "does not fit",
+                 "--offload sequential", "weights to the GPU", "by the rates of the machine"):  # fmt: skip
+        assert part in shown
+    assert "the paper's method" in text("wan2.2", paper=True)
 
 
 def test_not_worth_it_is_said() -> None:

@@ -1,6 +1,6 @@
 """The command line: parse, call, print. One file per command; the work is done elsewhere."""
 
-from . import bench, capture, compare, demo, doctor, generate, plan, studies
+from . import bench, capture, compare, demo, doctor, generate, plan, studies, tune
 from .app import app
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "generate",
     "plan",
     "studies",
+    "tune",
 ]

@@ -11,26 +11,40 @@ import typer
 from .app import command, console, readable_errors, writable
 
 
-@command(epilog="Example:  residua plan wan2.2-i2v-a14b --size 1280x720 --frames 81 --steps 50 --gpu h100")
+@command(
+    epilog="Examples:  residua plan wan2.2 --gpu rtx4090 --offload model;  residua plan "
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers --quality fast;  residua plan wan2.2-i2v-a14b --steps 50 --paper"
+)
 def plan(
-    model: Annotated[str, typer.Argument(help="A model, or a local config.json; an unknown name lists all.")],
+    model: Annotated[
+        str, typer.Argument(help="A name, a hub id or a local config.json; an unknown name lists all.")
+    ],
     size: Annotated[str | None, typer.Option(help="Width x height in pixels, such as 1280x720.")] = None,
     frames: Annotated[int | None, typer.Option(help="Frames of the video.")] = None,
     steps: Annotated[int | None, typer.Option(help="Denoising steps.")] = None,
-    density: Annotated[float | None, typer.Option(help="Share of the pairs; default: the preset's.")] = None,
-    gpu: Annotated[str, typer.Option(help="An unknown name lists all.")] = "h100",
+    quality: Annotated[
+        str | None, typer.Option(help="faithful, balanced or fast.", show_default="balanced")
+    ] = None,
+    density: Annotated[float | None, typer.Option(help="A fixed density instead of a quality.")] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The paper's method, with its dense first steps and layers.")
+    ] = False,
+    gpu: Annotated[str, typer.Option(help="h100, rtx4090, l40s, ...; an unknown name lists all.")] = "h100",
+    offload: Annotated[str, typer.Option(help="none, model or sequential.")] = "none",
     json_path: Annotated[
         str | None, typer.Option("--json", help="Write JSON to this file, or to - for standard output.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
-    """Estimate tokens, FLOPs, memory and time of a generation from a stated cost model; nothing is run."""
+    """Estimate tokens, FLOPs, memory and time of a generation as `accelerate` runs it; nothing is run."""
     with readable_errors():
         from ..bench.attention import write_json
         from ..plan import make_plan
 
         target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
-        made = make_plan(model, size=size, frames=frames, steps=steps, density=density, gpu=gpu)
+        made = make_plan(
+            model, size, frames, steps, density, gpu, quality=quality, paper=paper, offload=offload
+        )
         if json_path == "-":
             typer.echo(json.dumps(made.to_dict(), indent=2))
             return

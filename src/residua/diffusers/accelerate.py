@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from ..config import Config
 from ..errors import InputError, IntegrationError
-from ..integration import make_settings
+from ..integration import ModelFacts, Profile, make_settings
 from .families import Family, family_of, is_supported, supported
 from .families.generic import Generic
 from .handle import Handle, unwrap
@@ -26,6 +27,7 @@ def accelerate(
     quality: Literal["faithful", "balanced", "fast"] | None = None,
     config: Config | None = None,
     method: str | None = None,
+    profile: str | Path | Profile | None = None,
     dense_steps: float | None = None,
     dense_layers: float | None = None,
     layers: Sequence[int | str] | None = None,
@@ -33,7 +35,7 @@ def accelerate(
     scheduler: Any = None,
     steps: int | None = None,
     replace: bool = False,
-    profile: bool = False,
+    time_stages: bool = False,
     generic: bool = False,
 ) -> Handle:
     """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
@@ -49,6 +51,8 @@ def accelerate(
         method: Another method in Residua's place, to compare with: "paper", "svg2", "svoo", "svg-ear",
             "sparge" and others (`residua.methods.method_names()`). Each says in `simplified` what it leaves
             out.
+        profile: The file that `residua tune` wrote for this model, instead of a density, quality, config or
+            method. One that was made for another kind of transformer is refused.
         dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share (1 is one
             step, 1.0 all of them).
         dense_layers: First layers that stay dense, likewise.
@@ -57,7 +61,7 @@ def accelerate(
         scheduler: For a transformer without its pipeline: says which step runs.
         steps: For a transformer without its pipeline: how many steps a run has.
         replace: Takes over a model that is accelerated already, which is an error otherwise.
-        profile: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
+        time_stages: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
         generic: Also takes transformers that no family knows: every dispatched self-attention without a mask,
             or with key padding. Needs an error bound (`quality`, or a config with `max_error`), because
             nobody has looked at such a model.
@@ -71,6 +75,14 @@ def accelerate(
 
     models = _transformers(target)
     families = [_family(model, generic) for model in models.values()]
+    if profile is not None:
+        _alone(density=density, quality=quality, config=config, method=method)
+        tuned = _profile(profile)
+        tuned.check_model(model_facts(target, generic=generic), _source(profile))
+        config = tuned.config
+        dense_steps = tuned.dense_steps if dense_steps is None else dense_steps
+        dense_layers = tuned.dense_layers if dense_layers is None else dense_layers
+        min_tokens = tuned.min_tokens if min_tokens is None else min_tokens
     wanted = [
         make_settings(
             family.preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality, method
@@ -95,7 +107,7 @@ def accelerate(
     try:
         for (name, model), family, settings in zip(models.items(), families, wanted, strict=True):
             attachments.append(
-                Attachment(name, model, family, settings, current_scheduler, steps, profile, offset)
+                Attachment(name, model, family, settings, current_scheduler, steps, time_stages, offset)
             )
     except BaseException:
         for attachment in attachments:
@@ -116,6 +128,52 @@ def attached(target: Any) -> Handle | None:
 def preset_config(target: Any) -> Config:
     """The config that `accelerate` takes if none is given, to change some of it."""
     return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
+
+
+def model_facts(target: Any, name: str | None = None, generic: bool = False) -> ModelFacts:
+    """What a profile remembers of a pipeline or transformer, to know it again.
+
+    Args:
+        target: The pipeline or transformer.
+        name: As the user calls it; None: the class.
+        generic: As in `accelerate`.
+    """
+    models = _transformers(target).values()
+    layers = sum(len(list(_family(model, generic).layers(model))) for model in models)
+    dims = [
+        getattr(model.config, field)
+        for model in models
+        for field in ("attention_head_dim", "head_dim")
+        if isinstance(getattr(getattr(model, "config", None), field, None), int)
+    ]
+    classes = tuple(type(model).__name__ for model in models)
+    return ModelFacts(name or type(target).__name__, classes, layers, dims[0] if dims else None)
+
+
+def _alone(**others: Any) -> None:
+    given = [f"{name}=" for name, value in others.items() if value is not None]
+    if given:
+        raise InputError(
+            f"profile= together with {' and '.join(given)}: a profile sets the whole method; leave one of "
+            "them out, or change its [residua] table"
+        )
+
+
+def _profile(profile: Any) -> Profile:
+    if isinstance(profile, Profile):
+        return profile
+    if isinstance(profile, bool):
+        raise InputError(
+            f"profile={profile}: wanted the file of `residua tune`; the time of every stage is now asked "
+            "for by time_stages=True"
+        )
+    if not isinstance(profile, (str, Path)):
+        raise InputError(f"profile={profile!r}: wanted the path of a file that `residua tune` wrote")
+    return Profile.from_toml(profile)
+
+
+def _source(profile: Any) -> str:
+    return "the profile" if isinstance(profile, Profile) else str(profile)
 
 
 def _family(model: Any, generic: bool) -> Family:

@@ -67,7 +67,7 @@ class Sparsity:
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
             min_tokens=self.min_tokens,
-            profile=profile,
+            time_stages=profile,
         )
 
 

@@ -6,13 +6,14 @@
 """
 
 from .host import HostAttention
+from .profile import ModelFacts, Profile
 from .quality import QUALITIES, Quality, find_quality
 from .report import Report, ReportRow, TransformerReport, make_report
 from .settings import Preset, Settings, make_settings, min_tokens_for
 from .site import Grid, Site, around, key_padding
 
 __all__ = [
-    "QUALITIES", "Grid", "HostAttention", "Preset", "Quality", "Report", "ReportRow", "Settings", "Site",
-    "TransformerReport", "around", "find_quality", "key_padding", "make_report", "make_settings",
-    "min_tokens_for",
+    "QUALITIES", "Grid", "HostAttention", "ModelFacts", "Preset", "Profile", "Quality", "Report", "ReportRow",
+    "Settings", "Site", "TransformerReport", "around", "find_quality", "key_padding", "make_report",
+    "make_settings", "min_tokens_for",
 ]  # fmt: skip

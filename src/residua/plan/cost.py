@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 from ..config import Config
-from ..sizing import default_groups
+from ..sizing import default_groups, summary_groups, summary_sizes
 from .models import Architecture
-from .speeds import Machine
 
 # Shorter calls are left dense by `residua.diffusers`: grouping and routing cost more than they save.
 MIN_TOKENS = 4096
@@ -72,6 +71,7 @@ class Seconds:
     dense_calls: float  # those that stay dense in the sparse run
     sparse_cells: float
     overhead: float  # grouping, routing, permutation, reconstruction
+    transfer: float = 0.0  # of weights to the GPU, where they are offloaded
 
     @property
     def sparse_attention(self) -> float:
@@ -84,11 +84,11 @@ class Seconds:
 
     @property
     def dense(self) -> float:
-        return self.rest + self.dense_attention
+        return self.rest + self.transfer + self.dense_attention
 
     @property
     def sparse(self) -> float:
-        return self.rest + self.sparse_attention
+        return self.rest + self.transfer + self.sparse_attention
 
 
 def token_grid(model: Architecture, size: tuple[int, int], frames: int) -> tuple[int, int, int]:
@@ -131,11 +131,13 @@ def part_of(share: float, total: int) -> int:
     return min(total, share if isinstance(share, int) else math.ceil(share * total - 1e-9))
 
 
-def schedule_calls(model: Architecture, steps: int, tokens: int, density: float) -> Schedule:
-    """First steps and first layers stay dense; all calls do if they are too short or nothing is skipped."""
+def schedule_calls(
+    model: Architecture, steps: int, tokens: int, density: float, first_dense: tuple[float, float]
+) -> Schedule:
+    """Those first steps and layers stay dense; all calls do if they are too short or nothing is skipped."""
     calls = steps * model.passes * model.layers
-    dense_steps = part_of(model.dense_steps, steps)
-    dense_layers = part_of(model.dense_layers, model.layers)
+    dense_steps = part_of(first_dense[0], steps)
+    dense_layers = part_of(first_dense[1], model.layers)
     sparse_sites = (model.layers - dense_layers) * model.passes
     sparse = (steps - dense_steps) * sparse_sites
     if tokens < MIN_TOKENS or density == 1.0:
@@ -147,18 +149,25 @@ def schedule_calls(model: Architecture, steps: int, tokens: int, density: float)
 
 def count_call(model: Architecture, forward: Forward, tokens: int, config: Config, value_bytes: int) -> Call:
     """What one sparse call evaluates, moves and holds, beside the model's own tensors."""
-    cq, ck = default_groups(tokens, tokens)
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     probes = min(config.probes, tokens, int(config.density * forward.queries / 2))
     exact_queries, pinned = forward.queries - tokens, forward.keys - tokens
+    cq, ck = default_groups(tokens, tokens)
+    slots = rank = 0
+    if config.summarises:
+        cq, ck = summary_groups(tokens, tokens, config.density)
+        slots, rank = summary_sizes(tokens, config.density, cpu=value_bytes == 4)
     # text and probes are paid first, and every query group keeps a cell of average size
     least = (probes + exact_queries) * forward.keys + tokens * pinned + tokens * tokens // ck
+    if config.summarises:  # all in: the router's products are half a pair each, a slot is a pair of each row
+        least += cq * forward.keys // 2 + tokens * slots
     coordinates = tokens * (heads * config.query_rank + kv_heads * config.key_rank)
     copies = (
         value_bytes * dim * (heads * forward.queries + 2 * kv_heads * forward.keys)
     )  # group-major q, k, v
     output = 4 * dim * heads * forward.queries  # fp32 until it is reconstructed
     indices = 16 * tokens * (heads + kv_heads)  # labels and order
+    summary = 4 * dim * heads * cq * (2 * slots + 2 * rank)  # keys and values of the slots, drift
     return Call(
         density=min(1.0, max(config.density, least / forward.pairs)),
         query_groups=cq,
@@ -167,36 +176,14 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
         kmeans_flops=2 * tokens * (kv_heads * ck * config.key_rank + heads * cq * config.query_rank),
         routing_flops=2 * dim * heads * cq * forward.keys,
         moved_bytes=2 * copies + 3 * output + 2 * 4 * coordinates,
-        peak_bytes=copies + output + 4 * coordinates + indices + CELL_BYTES * heads * cq * ck,
+        peak_bytes=copies + output + 4 * coordinates + indices + summary + CELL_BYTES * heads * cq * ck,
         state_bytes=value_bytes * dim * (heads * cq + kv_heads * ck),
     )
 
 
 def overhead_flops(call: Call, schedule: Schedule, config: Config) -> tuple[int, int]:
-    """FLOPs of all k-means steps and of all routing."""
+    """FLOPs of all k-means steps and of all routing; an all-in density has the routing in it already."""
     warm = schedule.sparse_calls - schedule.cold_calls
     lloyd = warm * config.kmeans_warm + schedule.cold_calls * config.kmeans_cold
-    return lloyd * call.kmeans_flops, schedule.sparse_calls * call.routing_flops
-
-
-def estimate_seconds(
-    forward: Forward,
-    passes: int,
-    schedule: Schedule,
-    call: Call,
-    config: Config,
-    machine: Machine,
-    dense_rate: float,
-) -> Seconds:
-    """Every part at its own sustained rate, one after the other. `passes` counts the whole generation."""
-    attention = passes * forward.attention_flops
-    sparse_share = schedule.sparse_calls / schedule.calls
-    kmeans, routing = overhead_flops(call, schedule, config)
-    moving = schedule.sparse_calls * (call.moved_bytes / (1e12 * machine.bandwidth) + machine.call_seconds)
-    return Seconds(
-        rest=passes * forward.rest_flops / (1e12 * machine.linear),
-        dense_attention=attention / (1e12 * dense_rate),
-        dense_calls=(1 - sparse_share) * attention / (1e12 * dense_rate),
-        sparse_cells=sparse_share * call.density * attention / (1e12 * machine.sparse),
-        overhead=kmeans / (1e12 * machine.grouping) + routing / (1e12 * machine.sparse) + moving,
-    )
+    routing = 0 if config.summarises else schedule.sparse_calls * call.routing_flops
+    return lloyd * call.kmeans_flops, routing

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .models import COSMOS3, COSMOS25, HUNYUAN, Architecture
+from .models import (
+    CONTROL,
+    COSMOS3,
+    COSMOS25,
+    FLUX,
+    FLUX2,
+    HUNYUAN,
+    HUNYUAN15,
+    LTX,
+    LTX2,
+    MINIMAX,
+    MOCHI,
+    QWEN_IMAGE,
+    VACE,
+    WAN21,
+    Architecture,
+)
 
 MAX_BYTES = 1 << 20
 MOST = 1 << 20  # no width, count or token number of a real model comes near
@@ -33,6 +50,7 @@ def read_architecture(path: str | Path) -> Architecture:
         f"{kind}: the config does not say how the VAE compresses; {compression[0]} x in time and "
         f"{compression[1]} x in space are assumed",
         f"assumed: {fields.get('passes', 2)} forward pass(es) per step, {fields['text_tokens']} text tokens",
+        "weights are estimated from the blocks' matrices; text encoder and VAE are not counted",
     ]
     if values.missing:
         notes.append(f"not in the config, so the class's defaults: {', '.join(values.missing)}")
@@ -270,10 +288,68 @@ def _cogvideox(values: _Values) -> Fields:
     }
 
 
+def _like(
+    base: Architecture,
+    layers: Mapping[str, int] | None = None,
+    mlp: str | None = None,
+    width: str | None = None,
+) -> Callable[[_Values], Fields]:
+    """A reader for a class whose blocks are those of `base`, in whatever sizes the config names.
+
+    Args:
+        base: Where everything comes from that a config does not say.
+        layers: The keys whose sum is the number of blocks, with the class's defaults; None: one key.
+        mlp: The key of the feed-forward's width; None: in proportion to the model's.
+        width: The key of the residual stream's width; None: heads x head dim.
+    """
+
+    def read(values: _Values) -> Fields:
+        blocks = layers or {"num_layers": base.layers}
+        heads = values.whole("num_attention_heads", base.heads)
+        head_dim = values.whole("attention_head_dim", base.head_dim)
+        stream = heads * head_dim if width is None else values.whole(width, base.width)
+        wide = base.mlp * stream // base.width if mlp is None else values.whole(mlp, base.mlp)
+        kept = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
+        for name in ("name", "reference", "notes", "parameters", "text_encoder", "others"):
+            del kept[name]
+        values.notes.extend(base.notes)
+        return {
+            **kept,
+            "layers": sum(values.whole(name, count) for name, count in blocks.items()),
+            "heads": heads, "kv_heads": heads, "head_dim": head_dim, "width": stream, "mlp": wide,
+            "text_width": stream if base.text_width == base.width else base.text_width,
+        }  # fmt: skip
+
+    return read
+
+
+def _vace(values: _Values) -> Fields:
+    fields = _wan(values)
+    control = values.config.get("vace_layers")
+    blocks = len(control) if isinstance(control, list) else VACE.layers - WAN21.layers
+    values.notes.append(CONTROL)
+    return {**fields, "layers": fields["layers"] + blocks}
+
+
 READERS: dict[str, Callable[[_Values], Fields]] = {
     "WanTransformer3DModel": _wan,
     "HunyuanVideoTransformer3DModel": _hunyuan,
     "CosmosTransformer3DModel": _cosmos,
     "Cosmos3OmniTransformer": _cosmos3,
     "CogVideoXTransformer3DModel": _cogvideox,
+    "ConsisIDTransformer3DModel": _cogvideox,
+    "WanVACETransformer3DModel": _vace,
+    "WanAnimateTransformer3DModel": _wan,
+    "SkyReelsV2Transformer3DModel": _wan,
+    "ChronoEditTransformer3DModel": _wan,
+    "HunyuanVideoFramepackTransformer3DModel": _hunyuan,
+    "MotifVideoTransformer3DModel": _hunyuan,
+    "HunyuanVideo15Transformer3DModel": _like(HUNYUAN15),
+    "MochiTransformer3DModel": _like(MOCHI),
+    "LTXVideoTransformer3DModel": _like(LTX),
+    "LTX2VideoTransformer3DModel": _like(LTX2),
+    "MiniMaxH3Transformer3DModel": _like(MINIMAX, mlp="ffn_dim", width="hidden_size"),
+    "FluxTransformer2DModel": _like(FLUX, {"num_layers": 19, "num_single_layers": 38}),
+    "Flux2Transformer2DModel": _like(FLUX2, {"num_layers": 8, "num_single_layers": 48}),
+    "QwenImageTransformer2DModel": _like(QWEN_IMAGE),
 }

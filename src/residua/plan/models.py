@@ -1,7 +1,8 @@
 """The models as data: what a forward pass multiplies, how a video becomes tokens, what the paper reports.
 
-Sources: the layer structure is that of diffusers' transformers; sizes are those of the released configs
-(HunyuanVideo, Wan2.2-I2V-A14B, Cosmos-Predict2.5-14B, Cosmos3-Nano) and of `residua.world.model`.
+Sources: the layer structure is that of diffusers' transformers; sizes are those of the released configs, and
+those of the model in the box. Parameters of transformers, VAEs and T5 or Llama encoders were counted on
+diffusers' and transformers' classes; those of other text encoders are what their makers state.
 """
 
 from __future__ import annotations
@@ -55,12 +56,19 @@ class Architecture:
     density: float = 0.22
     dense_steps: float = 0.20  # a whole number counts, a fraction is a share, as in residua.accelerate
     dense_layers: float = 0.03
+    parameters: float = 0.0  # of one transformer, in billions; 0: estimated from its matrices
+    text_encoder: float = 0.0  # billions, of the largest one; 0: none, or not known
+    others: float = 0.0  # billions: VAE, image encoder and further text encoders
+    in_batch: int = 1  # passes of a step that run as one batch
     reference: Reference | None = None
     notes: tuple[str, ...] = ()
 
 
 HUNYUAN = Architecture(
     name="hunyuanvideo",
+    parameters=12.82,
+    text_encoder=7.51,  # Llama 3 8B without its head
+    others=0.37,
     layers=60,  # 20 double and 40 single blocks, which multiply the same
     heads=24,
     kv_heads=24,
@@ -94,6 +102,9 @@ HUNYUAN = Architecture(
 
 WAN = Architecture(
     name="wan2.2-i2v-a14b",
+    parameters=14.29,
+    text_encoder=5.68,  # UMT5-XXL
+    others=0.13,
     layers=40,
     heads=40,
     kv_heads=40,
@@ -126,6 +137,9 @@ WAN = Architecture(
 
 COSMOS25 = Architecture(
     name="cosmos-predict2.5-14b",
+    parameters=14.37,
+    text_encoder=8.29,  # Cosmos-Reason1, a Qwen2.5-VL of 7B
+    others=0.13,
     layers=36,
     heads=40,
     kv_heads=40,
@@ -160,6 +174,8 @@ COSMOS25 = Architecture(
 
 COSMOS3 = Architecture(
     name="cosmos3-nano-16b",
+    parameters=15.16,  # both towers
+    others=0.70,
     layers=36,
     heads=32,
     kv_heads=8,
@@ -198,6 +214,7 @@ COSMOS3 = Architecture(
 
 WORLD = Architecture(
     name="world",
+    parameters=0.01,
     layers=6,
     heads=2,
     kv_heads=2,
@@ -223,52 +240,112 @@ WAN_T2V = replace(WAN, name="wan2.2-t2v-a14b", in_channels=16, reference=None)
 WAN_TI2V = replace(
     WAN, name="wan2.2-ti2v-5b", layers=30, heads=24, kv_heads=24, width=3072, mlp=14336, text_width=3072,
     in_channels=48, out_channels=48, pixel_compression=16, transformers=1, steps=50, size=(1280, 704),
-    frames=121,
-    reference=None,
+    frames=121, parameters=5.0, others=0.70, reference=None,
 )  # fmt: skip
 WAN21 = replace(WAN_T2V, name="wan2.1-t2v-14b", transformers=1, steps=50)
-WAN21_I2V = replace(WAN, name="wan2.1-i2v-14b", transformers=1, steps=50, reference=None)
+WAN21_I2V = replace(
+    WAN, name="wan2.1-i2v-14b", transformers=1, steps=50, parameters=16.39, others=0.76, reference=None,
+)  # fmt: skip
 WAN21_SMALL = replace(
     WAN21, name="wan2.1-t2v-1.3b", layers=30, heads=12, kv_heads=12, width=1536, mlp=8960, text_width=1536,
-    size=(832, 480),
+    size=(832, 480), parameters=1.42,
+)  # fmt: skip
+CONTROL = "every control block is counted as one more layer"
+VACE = replace(WAN21, name="wan2.1-vace-14b", layers=40 + 8, parameters=17.34, notes=(CONTROL,))
+VACE_SMALL = replace(
+    WAN21_SMALL, name="wan2.1-vace-1.3b", layers=30 + 15, parameters=2.15, notes=(CONTROL,)
+)  # fmt: skip
+ANIMATE = replace(
+    WAN21_I2V, name="wan2.2-animate-14b", steps=20, frames=77, passes=1, parameters=17.27,
+    notes=("one segment of 77 frames; the face adapter is not counted",),
+)  # fmt: skip
+SKYREELS = replace(WAN21, name="skyreels-v2-14b", frames=121)
+CHRONOEDIT = replace(
+    WAN21_I2V, name="chronoedit-14b", frames=29,
+    notes=("29 frames are assumed, as with its temporal reasoning",),
+)  # fmt: skip
+FRAMEPACK = replace(
+    HUNYUAN, name="framepack", size=(832, 480), frames=33, steps=30, parameters=12.87, others=0.80,
+    reference=None, notes=("one section of 33 frames; the tokens of its history are not counted",),
 )  # fmt: skip
 HUNYUAN15 = replace(
     HUNYUAN, name="hunyuanvideo-1.5", layers=54, heads=16, kv_heads=16, width=2048, mlp=4 * 2048,
-    text_tokens=1000,
-    text_width=2048, in_channels=65, out_channels=32, patch=(1, 1, 1), pixel_compression=16, passes=2,
-    frames=121,
-    reference=None, notes=("about 1,000 text and image tokens are assumed",),
+    text_tokens=1000, text_width=2048, in_channels=65, out_channels=32, patch=(1, 1, 1), pixel_compression=16,
+    passes=2, frames=121, parameters=8.33, text_encoder=7.62, others=1.5, reference=None,
+    notes=("about 1,000 text and image tokens are assumed",),
 )  # fmt: skip
 COSMOS25_SMALL = replace(
     COSMOS25, name="cosmos-predict2.5-2b", layers=28, heads=16, kv_heads=16, width=2048, mlp=4 * 2048,
-    reference=None,
+    parameters=2.06, reference=None,
+)  # fmt: skip
+COSMOS2 = replace(COSMOS25, name="cosmos-predict2-14b", text_encoder=4.76, reference=None)
+COSMOS2_SMALL = replace(COSMOS25_SMALL, name="cosmos-predict2-2b", text_encoder=4.76)
+COSMOS1 = replace(
+    COSMOS2, name="cosmos1-7b", layers=28, heads=32, kv_heads=32, width=4096, mlp=4 * 4096, in_channels=17,
+    frame_compression=8, frames=121, parameters=7.24,
 )  # fmt: skip
 COGVIDEOX = replace(
     HUNYUAN, name="cogvideox-5b", layers=42, heads=48, kv_heads=48, head_dim=64, width=3072, mlp=4 * 3072,
-    text_tokens=226, passes=2, size=(720, 480), frames=49, dense_steps=0.20,
-    dense_layers=0.03, reference=None,
+    text_tokens=226, passes=2, in_batch=2, size=(720, 480), frames=49, dense_steps=0.20, dense_layers=0.03,
+    parameters=5.57, text_encoder=4.76, others=0.22, reference=None,
 )  # fmt: skip
-COGVIDEOX15 = replace(
-    COGVIDEOX, name="cogvideox1.5-5b", patch=(2, 2, 2), size=(1360, 768), frames=81
+COGVIDEOX_SMALL = replace(
+    COGVIDEOX, name="cogvideox-2b", layers=30, heads=30, kv_heads=30, width=1920, mlp=4 * 1920,
+    parameters=1.69,
+)  # fmt: skip
+COGVIDEOX15 = replace(COGVIDEOX, name="cogvideox1.5-5b", patch=(2, 2, 2), size=(1360, 768), frames=81)
+CONSISID = replace(
+    COGVIDEOX, name="consisid", parameters=6.16, others=1.5,
+    notes=("its face modules are cross-attention and not counted",),
 )  # fmt: skip
 MOCHI = replace(
     HUNYUAN, name="mochi-1", layers=48, heads=24, kv_heads=24, width=3072, mlp=8192, mlp_matrices=3,
-    in_channels=12, out_channels=12, frame_compression=6, passes=2, steps=64, size=(848, 480), frames=163,
-    dense_steps=0.20,
-    dense_layers=0.03, reference=None,
+    in_channels=12, out_channels=12, frame_compression=6, passes=2, in_batch=2, steps=64, size=(848, 480),
+    frames=163, dense_steps=0.20, dense_layers=0.03, parameters=10.03, text_encoder=4.76, others=0.46,
+    reference=None,
 )  # fmt: skip
 LTX = replace(
     WAN21, name="ltx-video", layers=28, heads=32, kv_heads=32, head_dim=64, width=2048, mlp=8192,
-    text_tokens=128,
-    text_width=2048, in_channels=128, out_channels=128, patch=(1, 1, 1), frame_compression=8,
-    pixel_compression=32, size=(1216, 704), frames=121,
+    text_tokens=128, text_width=2048, in_channels=128, out_channels=128, patch=(1, 1, 1), frame_compression=8,
+    pixel_compression=32, in_batch=2, size=(1216, 704), frames=121, parameters=1.92, text_encoder=4.76,
+    others=0.42,
+)  # fmt: skip
+LTX_LARGE = replace(
+    LTX, name="ltx-video-13b", layers=48, head_dim=128, width=4096, mlp=16384, text_width=4096,
+    parameters=13.04, others=1.2,
+)  # fmt: skip
+LTX2 = replace(
+    LTX_LARGE, name="ltx-2", text_tokens=1024, steps=40, size=(1280, 704), parameters=18.88,
+    text_encoder=12.2, others=1.3, notes=("the audio stream is not counted, but for its weights",),
+)  # fmt: skip
+MINIMAX = replace(
+    WAN21, name="minimax-h3", layers=50, heads=56, kv_heads=56, width=5376, mlp=14336, mlp_matrices=3,
+    text="joint", text_width=5376, in_channels=24, out_channels=24, frame_compression=4,
+    pixel_compression=16, parameters=33.12, text_encoder=0.0, others=0.0, frames=121,
+    notes=(
+        "512 text tokens and the VAE's compression are assumed; text encoder, VAE and audio are not counted",
+    ),
+)  # fmt: skip
+FLUX = replace(
+    HUNYUAN, name="flux.1-dev", layers=57, text_tokens=512, steps=28, size=(2048, 2048), frames=1,
+    dense_steps=0.20, dense_layers=0.03, parameters=11.9, text_encoder=4.76, others=0.2, reference=None,
+)  # fmt: skip
+FLUX2 = replace(
+    FLUX, name="flux.2-dev", layers=56, heads=48, kv_heads=48, width=6144, mlp=3 * 6144, mlp_matrices=3,
+    text_width=6144, in_channels=32, out_channels=32, steps=50, parameters=32.22, text_encoder=24.0,
+)  # fmt: skip
+QWEN_IMAGE = replace(
+    FLUX, name="qwen-image", layers=60, text_tokens=256, passes=2, steps=50, parameters=20.43,
+    text_encoder=8.29, notes=("256 prompt tokens are assumed; each edited picture adds its own tokens",),
 )  # fmt: skip
 
 MODELS = {
     model.name: model
     for model in (
-        HUNYUAN, HUNYUAN15, WAN, WAN_T2V, WAN_TI2V, WAN21, WAN21_I2V, WAN21_SMALL, COSMOS25, COSMOS25_SMALL,
-        COSMOS3, COGVIDEOX, COGVIDEOX15, MOCHI, LTX, WORLD,
+        HUNYUAN, HUNYUAN15, FRAMEPACK, WAN, WAN_T2V, WAN_TI2V, ANIMATE, WAN21, WAN21_I2V, WAN21_SMALL, VACE,
+        VACE_SMALL, SKYREELS, CHRONOEDIT, COSMOS25, COSMOS25_SMALL, COSMOS2, COSMOS2_SMALL, COSMOS1, COSMOS3,
+        COGVIDEOX, COGVIDEOX_SMALL, COGVIDEOX15, CONSISID, MOCHI, LTX, LTX_LARGE, LTX2, MINIMAX, FLUX, FLUX2,
+        QWEN_IMAGE, WORLD,
     )
 }  # fmt: skip
 
@@ -307,4 +384,43 @@ ALIASES = {
     "genmo/mochi-1-preview": "mochi-1",
     "ltx": "ltx-video",
     "lightricks/ltx-video": "ltx-video",
+    "lightricks/ltx-video-0.9.7-dev": "ltx-video-13b",
+    "lightricks/ltx-video-0.9.8-13b-distilled": "ltx-video-13b",
+    "ltx2": "ltx-2",
+    "lightricks/ltx-2": "ltx-2",
+    "vace": "wan2.1-vace-14b",
+    "wan-ai/wan2.1-vace-14b-diffusers": "wan2.1-vace-14b",
+    "wan-ai/wan2.1-vace-1.3b-diffusers": "wan2.1-vace-1.3b",
+    "wan-animate": "wan2.2-animate-14b",
+    "wan-ai/wan2.2-animate-14b-diffusers": "wan2.2-animate-14b",
+    "skyreels": "skyreels-v2-14b",
+    "skyreels-v2": "skyreels-v2-14b",
+    "skywork/skyreels-v2-t2v-14b-720p-diffusers": "skyreels-v2-14b",
+    "skywork/skyreels-v2-t2v-14b-540p-diffusers": "skyreels-v2-14b",
+    "skywork/skyreels-v2-df-14b-720p-diffusers": "skyreels-v2-14b",
+    "chronoedit": "chronoedit-14b",
+    "nvidia/chronoedit-14b-diffusers": "chronoedit-14b",
+    "hunyuanvideo-framepack": "framepack",
+    "lllyasviel/framepacki2v_hy": "framepack",
+    "cosmos-predict2": "cosmos-predict2-14b",
+    "nvidia/cosmos-predict2-14b-text2image": "cosmos-predict2-14b",
+    "nvidia/cosmos-predict2-14b-video2world": "cosmos-predict2-14b",
+    "nvidia/cosmos-predict2-2b-video2world": "cosmos-predict2-2b",
+    "cosmos1": "cosmos1-7b",
+    "nvidia/cosmos-1.0-diffusion-7b-text2world": "cosmos1-7b",
+    "nvidia/cosmos-1.0-diffusion-7b-video2world": "cosmos1-7b",
+    "thudm/cogvideox-2b": "cogvideox-2b",
+    "zai-org/cogvideox-2b": "cogvideox-2b",
+    "bestwishysh/consisid-preview": "consisid",
+    "minimax": "minimax-h3",
+    "h3": "minimax-h3",
+    "flux": "flux.1-dev",
+    "flux.1": "flux.1-dev",
+    "black-forest-labs/flux.1-dev": "flux.1-dev",
+    "flux2": "flux.2-dev",
+    "flux.2": "flux.2-dev",
+    "black-forest-labs/flux.2-dev": "flux.2-dev",
+    "qwen": "qwen-image",
+    "qwen/qwen-image": "qwen-image",
+    "qwen/qwen-image-edit": "qwen-image",
 }

@@ -9,6 +9,8 @@ from typing import Any
 
 from ..config import Config
 from . import cost
+from .calls import SparseCall
+from .memory import Memory
 from .models import Architecture
 from .speeds import Machine
 
@@ -23,6 +25,7 @@ class Plan:
     model: Architecture
     machine: Machine
     config: Config
+    method: str  # what is planned, in words
     size: tuple[int, int]
     frames: int
     steps: int
@@ -30,6 +33,8 @@ class Plan:
     forward: cost.Forward
     schedule: cost.Schedule
     call: cost.Call
+    timed: SparseCall
+    memory: Memory
     seconds: cost.Seconds
     seconds_fast: cost.Seconds | None  # both runs with the machine's best dense kernel
     notes: tuple[str, ...]
@@ -56,13 +61,14 @@ class Plan:
 
     @property
     def evaluated(self) -> float:
-        """Share of all query-key pairs of the generation that is evaluated, dense calls included."""
+        """Share of all query-key pairs of the generation that is evaluated, dense calls included; with an
+        all-in density what is done beside them is in it, in pair equivalents."""
         skipping = self.schedule.sparse_calls / self.schedule.calls
         return 1 - skipping * (1 - self.call.density)
 
     @property
     def sparse_pflops(self) -> float:
-        """As the paper counts: exact pairs and the rest; grouping and routing are `overhead_pflops`."""
+        """Attention at its density, and the rest; what the density does not pay for is `overhead_pflops`."""
         return self.evaluated * self.attention_pflops + self.rest_pflops
 
     @property
@@ -87,7 +93,7 @@ class Plan:
 
     @property
     def call_bytes(self) -> int:
-        return self.call.peak_bytes if self.schedule.sparse_calls else 0
+        return self.timed.peak_bytes if self.schedule.sparse_calls else 0
 
     @property
     def worth_it(self) -> bool:
@@ -129,6 +135,7 @@ class Plan:
         if machine.fast_attention:
             dense += f" by default and {machine.fast_attention:g} at best"
         return (
+            f"planned: {self.method}",
             "FLOPs: 2 per multiply-add of the blocks' matrix products, self- and cross-attention, patch "
             "embedding and output; not norms, softmax, modulation, text encoder, VAE",
             f"{self.steps} steps x {model.passes} pass(es) per step; the first {self.schedule.dense_steps} "
@@ -137,8 +144,11 @@ class Plan:
             f"{machine.linear:g}, k-means {machine.grouping:g}; {machine.bandwidth:g} TB/s; "
             f"{1e3 * machine.call_seconds:g} ms per sparse call",
             f"basis: {machine.basis}",
+            self.timed.source,
             f"k-means: {self.config.kmeans_warm} steps warm, {self.config.kmeans_cold} cold; parts run one "
-            "after the other; the model fits in memory; text encoder and VAE are not in the times",
+            "after the other; text encoder and VAE are not in the times",
+            "memory: weights and activations in the GPU's precision, at the worst moment of denoising; "
+            "decoding by the VAE is not in it (tiling keeps that small)",
         )
 
     @property
@@ -167,7 +177,9 @@ class Plan:
             "frames": self.frames,
             "steps": self.steps,
             "passes": self.passes,
+            "method": self.method,
             "density": self.config.density,
+            "max_error": self.config.max_error,
             "tokens": self.tokens,
             "text_tokens": self.model.text_tokens,
             "grid": list(self.grid),
@@ -185,7 +197,15 @@ class Plan:
             "attention_speedup": self.attention_speedup,
             "speedup": self.speedup,
             "speedup_fast_dense": self.speedup_fast,
-            "memory_bytes": {"per_call": self.call_bytes, "state": self.state_bytes},
+            "memory_bytes": {
+                "per_call": self.call_bytes,
+                "state": self.state_bytes,
+                "weights": self.memory.weights,
+                "activations": self.memory.activations,
+                "peak": self.memory.peak,
+            },
+            "offload": self.memory.offload,
+            "fits": self.memory.fits,
             "worth_it": self.worth_it,
             "verdict": self.verdict,
             "notes": list(self.notes),

@@ -16,6 +16,8 @@ def render(plan: Plan) -> RenderableType:
     if plan.paper is not None:
         parts.append(_paper(plan))
     parts.append(Text(plan.verdict, style=style))
+    if plan.memory.fits is False:
+        parts.append(Text(plan.memory.verdict, style="bold yellow"))
     parts += [Text(f"note: {note}") for note in plan.notes]
     parts += [
         Text("assumptions", style="bold"),
@@ -32,6 +34,7 @@ def _request(plan: Plan) -> Table:
     table = _table(title, "what", "how much")
     schedule, model = plan.schedule, plan.model
     rows = (
+        ("planned", plan.method),
         ("tokens", f"{plan.tokens:,} ({' x '.join(map(str, plan.grid))}), and {model.text_tokens} of text"),
         (
             "attention",
@@ -39,16 +42,24 @@ def _request(plan: Plan) -> Table:
         ),
         ("groups per head", f"{plan.call.query_groups} of queries, {plan.call.kv_groups} of keys"),
         (
-            "density of a sparse call",
-            f"{plan.call.density:.3f}, {plan.call.probes} probe rows per head in it",
+            "cost of a sparse call" if plan.config.summarises else "density of a sparse call",
+            f"{plan.call.density:.3f} of dense attention, {plan.call.probes} probe rows per head in it",
         ),
         (
             "attention calls",
             f"{schedule.sparse_calls:,} sparse, {schedule.dense_calls:,} dense (the first "
             f"{schedule.dense_steps} steps, the first {schedule.dense_layers} layers)",
         ),
-        ("pairs evaluated in all", f"{plan.evaluated:.3f}"),
+        (
+            f"attention in all, of {'dense' if plan.config.summarises else 'all pairs'}",
+            f"{plan.evaluated:.3f}",
+        ),
         ("memory of the method", f"{_bytes(plan.call_bytes)} during a call, {_bytes(plan.state_bytes)} kept"),
+        (
+            f"GPU memory, offload {plan.memory.offload}",
+            f"{_bytes(plan.memory.weights)} weights, {_bytes(plan.memory.activations)} activations; "
+            f"{plan.memory.verdict}",
+        ),
     )
     for row in rows:
         table.add_row(*map(Text, row))
@@ -60,10 +71,12 @@ def _costs(plan: Plan) -> Table:
     table = _table(
         "cost of the video", "part", "PFLOPs dense", "PFLOPs sparse", "dense", "sparse", "speed-up"
     )
-    _add(table, "attention, exact pairs", plan.attention_pflops, evaluated, seconds.dense_attention,
+    _add(table, "attention at its density", plan.attention_pflops, evaluated, seconds.dense_attention,
          seconds.dense_calls + seconds.sparse_cells)  # fmt: skip
     _add(table, "grouping, routing, reconstruction", 0.0, plan.overhead_pflops, 0.0, seconds.overhead)
     _add(table, "everything else", plan.rest_pflops, plan.rest_pflops, seconds.rest, seconds.rest)
+    if seconds.transfer:
+        table.add_row("weights to the GPU", "", "", *(2 * [_time(seconds.transfer)]), "")
     table.add_section()
     attention = f"{plan.attention_speedup:.2f} x"
     table.add_row("attention with its overhead", "", "", _time(seconds.dense_attention),

@@ -134,9 +134,15 @@ def test_presets_and_limits_are_those_of_the_integration() -> None:
         "cosmos3-nano-16b": "Cosmos3OmniTransformer",
     }
     prefixes = {
+        "wan2.1-vace": "WanVACETransformer3DModel", "wan2.2-animate": "WanAnimateTransformer3DModel",
         "wan": "WanTransformer3DModel", "hunyuanvideo-1.5": "HunyuanVideo15Transformer3DModel",
-        "cosmos-predict2.5": "CosmosTransformer3DModel", "cogvideox": "CogVideoXTransformer3DModel",
-        "mochi": "MochiTransformer3DModel", "ltx": "LTXVideoTransformer3DModel",
+        "framepack": "HunyuanVideoFramepackTransformer3DModel", "skyreels": "SkyReelsV2Transformer3DModel",
+        "chronoedit": "ChronoEditTransformer3DModel", "cosmos": "CosmosTransformer3DModel",
+        "cogvideox": "CogVideoXTransformer3DModel", "consisid": "ConsisIDTransformer3DModel",
+        "mochi": "MochiTransformer3DModel", "ltx-video": "LTXVideoTransformer3DModel",
+        "ltx-2": "LTX2VideoTransformer3DModel", "minimax": "MiniMaxH3Transformer3DModel",
+        "flux.1": "FluxTransformer2DModel", "flux.2": "Flux2Transformer2DModel",
+        "qwen": "QwenImageTransformer2DModel",
     }  # fmt: skip
     for name, architecture in MODELS.items():
         kind = classes.get(name) or next(kind for prefix, kind in prefixes.items() if name.startswith(prefix))

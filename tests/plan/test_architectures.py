@@ -162,3 +162,46 @@ def test_every_alias_names_a_model() -> None:
     assert not set(ALIASES) & set(MODELS)
     assert find_model("Wan-AI/Wan2.2-I2V-A14B-Diffusers") is MODELS["wan2.2-i2v-a14b"]
     assert find_model("cogvideox") is MODELS["cogvideox-5b"]
+
+
+WAN_14B = {"num_attention_heads": 40, "ffn_dim": 13824, "num_layers": 40}
+IMAGE = {"image_dim": 1280, "added_kv_proj_dim": 5120}
+RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "wan2.2-i2v-a14b": ("WanTransformer3DModel", {"in_channels": 36}),
+    "wan2.2-ti2v-5b": (
+        "WanTransformer3DModel",
+        {"num_attention_heads": 24, "ffn_dim": 14336, "num_layers": 30, "in_channels": 48,
+         "out_channels": 48},
+    ),
+    "wan2.1-i2v-14b": ("WanTransformer3DModel", {"in_channels": 36, **IMAGE}),
+    "wan2.1-t2v-1.3b": (
+        "WanTransformer3DModel", {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30},
+    ),
+    "wan2.1-vace-14b": ("WanVACETransformer3DModel", {}),
+    "wan2.2-animate-14b": ("WanAnimateTransformer3DModel", {"added_kv_proj_dim": 5120}),
+    "skyreels-v2-14b": ("SkyReelsV2Transformer3DModel", WAN_14B),
+    "hunyuanvideo": ("HunyuanVideoTransformer3DModel", {}),
+    "hunyuanvideo-1.5": ("HunyuanVideo15Transformer3DModel", {}),
+    "cosmos1-7b": ("CosmosTransformer3DModel", {}),
+    "cosmos3-nano-16b": ("Cosmos3OmniTransformer", {}),
+    "cogvideox-5b": ("CogVideoXTransformer3DModel", {"num_attention_heads": 48, "num_layers": 42}),
+    "mochi-1": ("MochiTransformer3DModel", {}),
+    "ltx-video": ("LTXVideoTransformer3DModel", {}),
+    "ltx-2": ("LTX2VideoTransformer3DModel", {}),
+    "minimax-h3": ("MiniMaxH3Transformer3DModel", {}),
+    "flux.1-dev": ("FluxTransformer2DModel", {"guidance_embeds": True}),
+    "flux.2-dev": ("Flux2Transformer2DModel", {}),
+    "qwen-image": ("QwenImageTransformer2DModel", {}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RELEASED)
+def test_weights_are_those_of_the_real_module(name: str) -> None:
+    kind, config = RELEASED[name]
+    if not hasattr(diffusers, kind):
+        pytest.skip(f"diffusers {diffusers.__version__} has no {kind}")
+    with torch.device("meta"):
+        model = getattr(diffusers, kind)(**config)
+    counted = sum(one.numel() for one in model.parameters()) / 1e9
+    assert MODELS[name].parameters == pytest.approx(counted, rel=0.005)

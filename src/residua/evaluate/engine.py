@@ -63,11 +63,13 @@ class RayEngine:
         context = DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
-        context.max_errored_blocks = -1  # a row whose worker died is made in the next round, and not by waiting
+        context.max_errored_blocks = (
+            -1
+        )  # a row whose worker died is made in the next round, and not by waiting
         items = [{"row": row.to_json()} for row in in_working_order(rows, pool.workers)]
         # Restarts are without limit and retries none: a task that waits for a node that is gone would wait
         # forever. `Generate` itself counts the attempts of a row.
-        faults = {"max_restarts": -1, "max_task_retries": 0}
+        faults: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of how `faults` are given
             warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
@@ -149,8 +151,8 @@ def _initialise(ray: Any, address: str | None) -> None:
     except Exception as error:
         first = (str(error).strip().splitlines() or ["no message"])[0]
         raise InputError(
-            f"--ray {address}: no cluster answers ({first}); start one with `ray start --head`, give its address, "
-            "or leave --ray out to run on this machine"
+            f"--ray {address}: no cluster answers ({first}); start one with `ray start --head`, give its "
+            "address, or leave --ray out to run on this machine"
         ) from error
 
 

@@ -27,7 +27,9 @@ def physics_columns(pipeline: str, row: Row, frames: np.ndarray, dense: np.ndarr
     if scene is None:
         return {}
     clip, reference = frames.astype(np.float32), dense.astype(np.float32)
-    found: dict[str, Any] = {"physics_dense_error": _number(physics_of(clip, scene, reference).position_error)}
+    found: dict[str, Any] = {
+        "physics_dense_error": _number(physics_of(clip, scene, reference).position_error)
+    }
     # With an image of the user's, nobody knows where the balls started.
     truth = physics_of(clip, scene, reference if row.image else default_layout(scene))
     return {

@@ -57,9 +57,17 @@ def read_prompts(table: TomlTable, folder: Path) -> tuple[Prompt, ...]:
     texts = [prompt.text for prompt in unique]
     if not unique:
         raise InputError(f"[prompts] {given[0]}: no prompt was found in it")
-    twice = next((text for text in texts if texts.count(text) > 1), None) if len(set(texts)) < len(texts) else None
-    if twice is not None and not all(prompt.name or prompt.image for prompt in unique if prompt.text == twice):
-        raise InputError(f"[prompts] {given[0]}: {twice!r} is there twice, with different columns; keep one of them")
+    twice = (
+        next((text for text in texts if texts.count(text) > 1), None)
+        if len(set(texts)) < len(texts)
+        else None
+    )
+    if twice is not None and not all(
+        prompt.name or prompt.image for prompt in unique if prompt.text == twice
+    ):
+        raise InputError(
+            f"[prompts] {given[0]}: {twice!r} is there twice, with different columns; keep one of them"
+        )
     return tuple(unique)
 
 
@@ -73,7 +81,9 @@ def _dispatch(source: str, table: TomlTable, folder: Path) -> list[Prompt]:
     if source == "file":
         return _from_file(path)
     if not path.is_dir():
-        raise InputError(f"{path}: no such folder; wanted the folder in which you have {source.upper()[:2]}ench")
+        raise InputError(
+            f"{path}: no such folder; wanted the folder in which you have {source.upper()[:2]}ench"
+        )
     return _from_vbench(path) if source == "vbench" else _from_pbench(path)
 
 
@@ -123,13 +133,17 @@ def _from_vbench(folder: Path) -> list[Prompt]:
     if info.is_file():
         entries = _entries(info)
         return [
-            Prompt(str(entry["prompt_en"]).strip(), category=", ".join(map(str, entry.get("dimension") or ())))
+            Prompt(
+                str(entry["prompt_en"]).strip(), category=", ".join(map(str, entry.get("dimension") or ()))
+            )
             for entry in entries
         ]
     for name in VBENCH_TEXT:
         if (folder / name).is_file():
             return list(_lines(_text(folder / name), folder / name))
-    raise InputError(f"{folder}: neither {VBENCH_INFO} nor {' nor '.join(VBENCH_TEXT)}: not a folder of VBench")
+    raise InputError(
+        f"{folder}: neither {VBENCH_INFO} nor {' nor '.join(VBENCH_TEXT)}: not a folder of VBench"
+    )
 
 
 def _from_pbench(folder: Path) -> list[Prompt]:
@@ -151,7 +165,9 @@ def _from_pbench(folder: Path) -> list[Prompt]:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     found = _json(_text(path), str(path))
-    if not isinstance(found, list) or not all(isinstance(one, dict) and one.get("prompt_en") for one in found):
+    if not isinstance(found, list) or not all(
+        isinstance(one, dict) and one.get("prompt_en") for one in found
+    ):
         raise InputError(f'{path}: wanted a list of objects with "prompt_en"')
     return found
 

@@ -122,6 +122,6 @@ def _video(prompt: Prompt, setting: Setting, seed: int, number: int) -> str:
 
 def _file_name(text: str) -> str:
     """The text itself where a file can be called so, else something like it with a hash."""
-    safe = "".join("_" if letter in '/\\\0' or ord(letter) < 32 else letter for letter in text)
+    safe = "".join("_" if letter in "/\\\0" or ord(letter) < 32 else letter for letter in text)
     safe = safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").lstrip(".")
     return safe if safe == text else f"{safe} {_hash(text)[:8]}"

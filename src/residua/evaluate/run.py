@@ -62,7 +62,11 @@ class Watcher:
 
 
 def evaluate(
-    suite: Suite, out: Path, options: Options = Options(), watcher: Watcher | None = None, engine: Engine | None = None
+    suite: Suite,
+    out: Path,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    engine: Engine | None = None,
 ) -> Outcome:
     """Does what is missing of a suite and writes the report.
 
@@ -79,7 +83,7 @@ def evaluate(
     Raises:
         StoppedError: If the disk is full or the model cannot be loaded; the same command goes on later.
     """
-    store, watcher = Store(out), watcher or Watcher()
+    store, watcher, options = Store(out), watcher or Watcher(), options or Options()
     suite = _absolute(suite)
     store.prepare()
     with store.locked():
@@ -114,7 +118,9 @@ def _rounds(engine: Engine, job: Job, rows: Sequence[Row], finished: set[str], w
         before = len(finished)
         for summary in engine.stream(job, todo):
             if summary["status"] == STOP:
-                raise StoppedError(f"{summary['reason']}. What is done is kept: the same command goes on from there")
+                raise StoppedError(
+                    f"{summary['reason']}. What is done is kept: the same command goes on from there"
+                )
             if summary["status"] in (DONE, FAILED):
                 finished.add(str(summary["id"]))
                 watcher.told(summary)
@@ -131,7 +137,7 @@ def check_manifest(found: dict[str, Any] | None, suite: Suite, extend: bool, out
         out: The folder, for messages.
     """
     model_hash = hash_model(suite.model)
-    new = {"suite": suite.to_dict(), "model_hash": model_hash, "runs": [], "hashes": {}}
+    new: dict[str, Any] = {"suite": suite.to_dict(), "model_hash": model_hash, "runs": [], "hashes": {}}
     if found is None:
         return new
     old = found["suite"]
@@ -221,5 +227,3 @@ def _absolute(suite: Suite) -> Suite:
     """Workers may run in another folder than the driver."""
     folder = Path(suite.model)
     return replace(suite, model=str(folder.resolve())) if folder.is_dir() and "/" in suite.model else suite
-
-

@@ -1,12 +1,12 @@
 """The folder of a suite: one Parquet file per row, written whole or not at all, and the manifest.
 
-    manifest.json        suite, versions, hashes of the rows
-    rows/<id>.parquet    one row each
-    videos/<setting>/    the clips, named as VBench and PBench look for them
-    references/<id>.npy  frames of the dense clips, that others are compared with
-    waiting/<id>.npz     clips whose dense clip is not there yet
-    running/<id>         what is being made at this moment
-    logs/<id>.log        what happened to a row
+manifest.json        suite, versions, hashes of the rows
+rows/<id>.parquet    one row each
+videos/<setting>/    the clips, named as VBench and PBench look for them
+references/<id>.npy  frames of the dense clips, that others are compared with
+waiting/<id>.npz     clips whose dense clip is not there yet
+running/<id>         what is being made at this moment
+logs/<id>.log        what happened to a row
 """
 
 from __future__ import annotations
@@ -201,7 +201,13 @@ class Store:
         (self.folder / "running" / row_id).unlink(missing_ok=True)
 
     def _mark(self, row_id: str, run: str, phase: str, attempt: int) -> None:
-        mark = {"run": run, "phase": phase, "attempt": attempt, "host": socket.gethostname(), "pid": os.getpid()}
+        mark = {
+            "run": run,
+            "phase": phase,
+            "attempt": attempt,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
         publish_files({self.folder / "running" / row_id: json.dumps(mark).encode()})
 
     def log(self, row_id: str, text: str) -> None:

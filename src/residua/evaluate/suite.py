@@ -117,7 +117,9 @@ def read_suite(path: Path) -> Suite:
     """The suite of a TOML file; InputError says what is wrong with it, and the way out."""
     try:
         if path.stat().st_size > MAX_TOML_BYTES:
-            raise InputError(f"{path}: larger than {MAX_TOML_BYTES} bytes; prompts belong into a file of their own")
+            raise InputError(
+                f"{path}: larger than {MAX_TOML_BYTES} bytes; prompts belong into a file of their own"
+            )
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
@@ -179,7 +181,9 @@ def _settings(table: TomlTable, floor: bool) -> tuple[Setting, ...]:
     found = [Setting(DENSE), *([Setting(FLOOR)] if floor else [])]
     for name in table.names():
         if not _NAME.fullmatch(name) or name.endswith("."):
-            raise InputError(f"[settings.{name}]: wanted letters, digits, blanks, . _ and - (it names a folder)")
+            raise InputError(
+                f"[settings.{name}]: wanted letters, digits, blanks, . _ and - (it names a folder)"
+            )
         if name == FLOOR:
             raise InputError(f'[settings."{FLOOR}"] is the floor: [metrics] floor = true measures it')
         options = _options(table.table(name))
@@ -190,7 +194,9 @@ def _settings(table: TomlTable, floor: bool) -> tuple[Setting, ...]:
         found.append(_checked(Setting(name, options)))
     table.finish()
     if not any(setting.sparsity for setting in found):
-        raise InputError('no setting beside dense: write, for example, [settings.balanced] quality = "balanced"')
+        raise InputError(
+            'no setting beside dense: write, for example, [settings.balanced] quality = "balanced"'
+        )
     return tuple(found)
 
 
@@ -213,9 +219,13 @@ def _checked(setting: Setting) -> Setting:
     place = f"[settings.{setting.name}]"
     if not setting.options:
         raise InputError(f"{place} is empty: wanted method, quality, density or config")
-    others = [name for name in ("density", "max_error", "reconstruction", "config") if name in setting.options]
+    others = [
+        name for name in ("density", "max_error", "reconstruction", "config") if name in setting.options
+    ]
     if "quality" in setting.options and others:
-        raise InputError(f"{place} quality together with {', '.join(others)}: a quality sets them; leave one out")
+        raise InputError(
+            f"{place} quality together with {', '.join(others)}: a quality sets them; leave one out"
+        )
     try:
         assert setting.sparsity is not None
     except InputError as error:

@@ -108,7 +108,9 @@ class Generate:
                 f"a worker died {attempt - 1} times while it loaded {self._job.suite.model}: out of memory? "
                 "Fewer [run] workers need less of it"
             )
-        reason = f"the worker died {attempt - 1} times while it made this row (killed, out of memory, or crashed)"
+        reason = (
+            f"the worker died {attempt - 1} times while it made this row (killed, out of memory, or crashed)"
+        )
         self._store.log(row.id, reason)
         return _record(row, FAILED, reason, {"attempts": attempt - 1})
 
@@ -197,7 +199,9 @@ class Measure:
         except Exception as error:
             self._store.log(row.id, traceback.format_exc().rstrip())
             try:
-                return self._finish(row, FAILED, f"not measured: {_reason(error)}", json.loads(record["result"]))
+                return self._finish(
+                    row, FAILED, f"not measured: {_reason(error)}", json.loads(record["result"])
+                )
             except OutputError as full:
                 return _summary(row, STOP, str(full))
 
@@ -325,5 +329,3 @@ def _summary(
 def _reason(error: Exception) -> str:
     first = (str(error).strip().splitlines() or ["no message"])[0][:500]
     return first if isinstance(error, ResiduaError) else f"{type(error).__name__}: {first}"
-
-

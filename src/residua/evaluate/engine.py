@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -18,11 +19,8 @@ from .worker import Generate, Job, Measure, Record
 LOCAL, OFF = "local", "off"
 MAX_STORE_BYTES = 2 << 30  # of the object store on this machine: clips on their way to be measured
 MIN_STORE_BYTES = 80 << 20  # below, Ray refuses to start
-# Set before Ray is imported, unless the user has: no statistics to its makers, no logs about itself.
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_DEDUP_LOGS": "0",
-    "RAY_DATA_DISABLE_PROGRESS_BARS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}  # fmt: skip
+# Set before Ray is imported, unless the user has: nothing is sent to its makers, devices stay as they are.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 class Engine(Protocol):
@@ -58,6 +56,8 @@ class RayEngine:
         import ray
         from ray.data import ActorPoolStrategy, DataContext
 
+        make: Any = Generate
+        measure: Any = Measure
         pool = plan_pool(job, ray.cluster_resources(), len(ray.nodes()), len(rows))
         told = (replace(job, threads=pool.threads),)
         context = DataContext.get_current()
@@ -74,11 +74,11 @@ class RayEngine:
             warnings.simplefilter("ignore", DeprecationWarning)  # of how `faults` are given
             warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
             made = ray.data.from_items(items, override_num_blocks=len(items)).map(
-                Generate, fn_constructor_args=told, num_cpus=pool.cpus, num_gpus=pool.gpus,
+                make, fn_constructor_args=told, num_cpus=pool.cpus, num_gpus=pool.gpus,
                 compute=ActorPoolStrategy(size=pool.workers, max_tasks_in_flight_per_actor=1), **faults,
             )  # fmt: skip
             measured = made.map(
-                Measure, fn_constructor_args=told, num_cpus=0, **faults,
+                measure, fn_constructor_args=told, num_cpus=0, **faults,
                 compute=ActorPoolStrategy(size=pool.measuring, max_tasks_in_flight_per_actor=2),
             )  # fmt: skip
         for batch in measured.iter_batches(batch_size=None, prefetch_batches=0):
@@ -125,19 +125,32 @@ def started(address: str | None, log: Path) -> Iterator[Engine]:
         return
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    import ray
+    with _kept_quiet(log):
+        import ray
 
-    ours = not ray.is_initialized()
-    with log.open("a", encoding="utf-8") as words, redirect_stdout(words):
+        ours = not ray.is_initialized()
         if ours:
             _initialise(ray, address)
-        for name in ("ray", "ray.data", "ray.data._internal.execution.streaming_executor_state"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             yield RayEngine()
         finally:
             if ours:
                 ray.shutdown()
+
+
+@contextmanager
+def _kept_quiet(log: Path) -> Iterator[None]:
+    """What Ray prints, in Python and below it, goes to a file: a lost worker is a row, not a page of text."""
+    with log.open("a", encoding="utf-8") as words, redirect_stdout(words):
+        sys.stderr.flush()
+        screen = os.dup(2)
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(screen, 2)
+            os.close(screen)
 
 
 def _initialise(ray: Any, address: str | None) -> None:

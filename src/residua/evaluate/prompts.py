@@ -43,8 +43,8 @@ def read_prompts(table: TomlTable, folder: Path) -> tuple[Prompt, ...]:
     given = [name for name in SOURCES if name in table.names()]
     if len(given) != 1:
         raise InputError(
-            f"[prompts] names {', '.join(given) or 'nothing'}: wanted one of file, texts, vbench, pbench, for "
-            'example file = "prompts.txt"'
+            f"[prompts] names {', '.join(given) or 'nothing'}: wanted one of file, texts, vbench, pbench, "
+            'for example file = "prompts.txt"'
         )
     found = _dispatch(given[0], table, folder)
     for name in SOURCES:

@@ -135,9 +135,9 @@ def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[s
     rows = tuple((name, *line) for name, *line in zip(values, *shown.values(), strict=True))
     return Table(
         "Quality and efficiency (the paper's Table 1)", ("setting", *shown), rows,
-        note="mean [95 % interval from a bootstrap over prompts], median. PSNR, SSIM and LPIPS against the dense "
-        f"clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its attention "
-        "summed in another order. Cost is that of the sparse calls as a share of dense attention.",
+        note="mean [95 % interval from a bootstrap over prompts], median. PSNR, SSIM and LPIPS against the "
+        f"dense clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its "
+        "attention summed in another order. Cost is that of the sparse calls as a share of dense attention.",
     )  # fmt: skip
 
 
@@ -147,12 +147,13 @@ def _speed_table(values: Values) -> Table:
         seconds, speedup = estimate(metrics["seconds"]), estimate(metrics[SPEEDUP])
         spread = "-"
         if speedup is not None:
+            low, high = speedup.quartiles
             found = metrics[SPEEDUP].values()
-            spread = f"{speedup.quartiles[0]:.2f} to {speedup.quartiles[1]:.2f} ({min(found):.2f} to {max(found):.2f})"
+            spread = f"{low:.2f} to {high:.2f} ({min(found):.2f} to {max(found):.2f})"
         rows.append((name, _cell(seconds, "{:.2f}"), _cell(speedup, "{:.2f}x"), spread))
     return Table(
         "Speed", ("setting", "seconds", "speed-up", "middle half (all)"), tuple(rows),
-        note="Of the whole generation, against the dense clip of the same prompt and seed on the same hardware.",
+        note="Of the whole generation, against the dense clip of the same prompt and seed, on one hardware.",
     )  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def _difference_table(suite: Suite, values: Values, scores: Sequence[str]) -> Ta
 
 
 def worst_prompts(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The prompts whose sparse clips are farthest from the dense ones, each with all its clips of one seed."""
+    """The prompts whose sparse clips are farthest from the dense ones, each with the clips of one seed."""
     sparse = {setting.name for setting in suite.settings if setting.sparsity is not None}
     rows = [row for row in done if row["setting"] in sparse and row["psnr"] is not None]
     means = prompt_values(rows, "psnr")
@@ -192,7 +193,8 @@ def worst_prompts(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[dict[
             {
                 "prompt": lowest["prompt"], "seed": lowest["seed"], "psnr": means[prompt],
                 "clips": [
-                    {"setting": row["setting"], "video": row["video"], "remark": _remark(row)} for row in clips
+                    {"setting": row["setting"], "video": row["video"], "remark": _remark(row)}
+                    for row in clips
                 ],
             }
         )  # fmt: skip

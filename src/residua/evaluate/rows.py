@@ -71,7 +71,7 @@ def make_rows(suite: Suite, model_hash: str) -> list[Row]:
 
 def in_working_order(rows: Sequence[Row], ahead: int) -> list[Row]:
     """Dense rows begin `ahead` pairs before the rows that are compared with them, so that hardly any of
-    these has to wait for its reference; otherwise pair by pair, so that a run that is stopped has whole pairs."""
+    these has to wait for its reference; otherwise pair by pair, so that a stopped run has whole pairs."""
     places = {pair: place for place, pair in enumerate(dict.fromkeys(row.pair for row in rows))}
 
     def place(row: Row) -> int:

@@ -1,4 +1,4 @@
-"""Scores of others: VBench and PBench run on the videos where they are installed, and files of scores join."""
+"""Scores of others: VBench and PBench run on the videos where they are installed; files of scores join."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import InputError
+from ..errors import InputError, ResiduaError
 from .rows import Row, in_working_order
 from .worker import Generate, Job, Measure, Record
 
@@ -21,6 +21,10 @@ MAX_STORE_BYTES = 2 << 30  # of the object store on this machine: clips on their
 MIN_STORE_BYTES = 80 << 20  # below, Ray refuses to start
 # Set before Ray is imported, unless the user has: nothing is sent to its makers, devices stay as they are.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class StoppedError(ResiduaError, RuntimeError):
+    """A run that could not go on; what is done stays done."""
 
 
 class Engine(Protocol):
@@ -81,9 +85,14 @@ class RayEngine:
                 measure, fn_constructor_args=told, num_cpus=0, **faults,
                 compute=ActorPoolStrategy(size=pool.measuring, max_tasks_in_flight_per_actor=2),
             )  # fmt: skip
-        for batch in measured.iter_batches(batch_size=None, prefetch_batches=0):
-            for place in range(len(batch["id"])):
-                yield {name: column[place] for name, column in batch.items()}
+        try:
+            for batch in measured.iter_batches(batch_size=None, prefetch_batches=0):
+                for place in range(len(batch["id"])):
+                    yield {name: column[place] for name, column in batch.items()}
+        except ray.exceptions.RayError as error:
+            raise StoppedError(
+                f"Ray stopped ({_first_line(error)}); the same command goes on from here"
+            ) from error
 
 
 def plan_pool(job: Job, resources: dict[str, float], nodes: int, rows: int) -> Pool:
@@ -162,11 +171,14 @@ def _initialise(ray: Any, address: str | None) -> None:
         ray.init(address=address, **quiet)
     # Ray raises whatever its transport raises.
     except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
         raise InputError(
-            f"--ray {address}: no cluster answers ({first}); start one with `ray start --head`, give its "
-            "address, or leave --ray out to run on this machine"
+            f"--ray {address}: no cluster answers ({_first_line(error)}); start one with `ray start --head`, "
+            "give its address, or leave --ray out to run on this machine"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:300]
 
 
 def _store_bytes() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
@@ -26,13 +26,14 @@ SPEEDUP = "speedup"
 MAX_PARTS = 200  # points of a line of the figure
 # Column of a row -> its title, and how a mean is printed.
 METRICS: dict[str, tuple[str, str]] = {
-    "psnr": ("PSNR dB", "{:.2f}"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}"),
+    "psnr": ("PSNR dB", "{:.2f}"), "ssim": ("SSIM", "{:.4f}"), "gmsd": ("GMSD", "{:.4f}"),
+    "lpips": ("LPIPS", "{:.4f}"),
     "physics_error": ("off the physics (radii)", "{:.3f}"),
     "physics_dense_error": ("off the dense balls (radii)", "{:.3f}"),
     "error": ("estimated error", "{:.4f}"), "density": ("density", "{:.3f}"), "cost": ("cost", "{:.3f}"),
     SPEEDUP: ("speed-up", "{:.2f}x"),
 }  # fmt: skip
-COMPARED = ("psnr", "ssim", "lpips", "physics_error", "error", "cost", SPEEDUP)
+COMPARED = ("psnr", "ssim", "gmsd", "lpips", "physics_error", "error", "cost", SPEEDUP)
 Values = dict[str, dict[str, PromptValues]]  # setting -> metric -> prompt -> value
 
 
@@ -124,13 +125,13 @@ def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[s
     unit, factor = flops_unit(
         found.mean for metrics in values.values() if (found := estimate(metrics["pflops"])) is not None
     )
-    columns: dict[str, Callable[[str], str]] = {}
-    for metric, (title, form) in {**METRICS, **{name: (name, "{:.4f}") for name in scores}}.items():
-        columns[title] = lambda name, metric=metric, form=form: _cell(estimate(values[name][metric]), form)
-    columns[unit] = lambda name: _scaled(estimate(values[name]["pflops"]), factor)
-    if any(row["physics_kept"] is not None for row in done):
-        columns["balls kept"] = lambda name: _kept([row for row in done if row["setting"] == name])
-    cells = {title: [make(name) for name in values] for title, make in columns.items()}
+    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
+    cells = {
+        title: [_cell(estimate(metrics[metric]), form) for metrics in values.values()]
+        for metric, (title, form) in forms.items()
+    }
+    cells[unit] = [_scaled(estimate(metrics["pflops"]), factor) for metrics in values.values()]
+    cells["balls kept"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
     shown = {title: column for title, column in cells.items() if any(cell != "-" for cell in column)}
     rows = tuple((name, *line) for name, *line in zip(values, *shown.values(), strict=True))
     return Table(
@@ -272,7 +273,7 @@ def _warnings(
     waited = max(((row["waited"] or 0.0) / row["seconds"] for row in done if row["seconds"]), default=0.0)
     if waited > MAX_WAITING:
         told.append(
-            f"Other work held up as much as {waited:.0%} of a generation: seconds and speed-ups say little here."
+            f"Other work held up as much as {waited:.0%} of a generation: seconds and speed-ups say little."
         )
     return told
 

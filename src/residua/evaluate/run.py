@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import doctor
-from ..errors import InputError, ResiduaError
+from ..errors import InputError
 from ..generation.comparison import machine
 from ..generation.files import publish_folder
-from .engine import Engine, started
+from .engine import Engine, StoppedError, started
 from .rows import Row, hash_model, make_rows, missing_rows
 from .store import DONE, FAILED, Store
 from .suite import Suite
 from .worker import STOP, Job, Record
 
 REPORT = "report"
-
-
-class StoppedError(ResiduaError, RuntimeError):
-    """A run that could not go on; what is done stays done."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,8 @@ def _rounds(engine: Engine, job: Job, rows: Sequence[Row], finished: set[str], w
     store, finished, idle = job.store, set(finished), 0
     while True:
         todo = missing_rows(rows, finished, store.references())
-        if not todo or idle > job.suite.work.retries:
+        # A row that kills its worker is found out at the attempt after the last one.
+        if not todo or idle > job.suite.work.retries + 1:
             return
         before = len(finished)
         for summary in engine.stream(job, todo):
@@ -155,8 +152,8 @@ def check_manifest(found: dict[str, Any] | None, suite: Suite, extend: bool, out
         raise InputError(f"{out} holds rows that the suite no longer has ({gone[0]}): choose another --out")
     if added and not extend:
         raise InputError(
-            f"{out} was made without {added[0]}{' and others' if len(added) > 1 else ''}: add --extend to make "
-            "what is new, or choose another --out"
+            f"{out} was made without {added[0]}{' and others' if len(added) > 1 else ''}: add --extend to "
+            "make what is new, or choose another --out"
         )
     return {**found, "suite": new["suite"]}
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 RESAMPLES = 4000
 INTERVAL = 0.95
+MAX_SHARES = 1 << 22  # of one part of the resamples
 PromptValues = dict[str, float]  # prompt -> mean over its seeds
 
 
@@ -66,13 +68,20 @@ def bootstrap(values: np.ndarray) -> tuple[float | None, float | None]:
     """The percentile interval of the mean of [P] values; always the same for the same values."""
     if len(values) < 2:
         return None, None
-    generator = np.random.default_rng(0)
-    means = np.empty(RESAMPLES)
-    for place in range(RESAMPLES):  # not at once: thousands of prompts would take gigabytes
-        means[place] = values[generator.integers(len(values), size=len(values))].mean()
+    means = np.concatenate([shares @ values for shares in _resamples(len(values))])
     tail = (1 - INTERVAL) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
+
+
+@lru_cache(maxsize=8)
+def _resamples(prompts: int) -> list[np.ndarray]:
+    """How often each prompt is drawn, as shares [resamples, prompts], in parts: the same for every metric."""
+    generator = np.random.default_rng(0)
+    parts = max(1, RESAMPLES * prompts // MAX_SHARES)
+    sizes = [len(part) for part in np.array_split(np.arange(RESAMPLES), parts)]
+    even = np.full(prompts, 1 / prompts)
+    return [generator.multinomial(prompts, even, size=size).astype(np.float32) / prompts for size in sizes]
 
 
 def paired(first: PromptValues, second: PromptValues) -> Estimate | None:

@@ -48,9 +48,9 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("video", "hash", "pipeline", "hardware", "host", "run")),
         *((name, pa.int64()) for name in ("attempts", "tokens", "frames", "height", "width")),
         ("sparse_calls", pa.int64()), ("dense_calls", pa.int64()), ("identical", pa.bool_()),
-        *((name, pa.float64()) for name in ("psnr", "ssim", "lpips", "density", "cost", "error")),
-        *((name, pa.float64()) for name in ("seconds", "cpu_seconds", "waited", "pflops", "dense_pflops")),
-        *((name, pa.float64()) for name in ("physics_error", "physics_dense_error")),
+        *((name, pa.float64()) for name in ("psnr", "ssim", "gmsd", "lpips", "density", "cost")),
+        *((name, pa.float64()) for name in ("error", "seconds", "cpu_seconds", "waited", "pflops")),
+        *((name, pa.float64()) for name in ("dense_pflops", "physics_error", "physics_dense_error")),
         ("physics_kept", pa.bool_()), ("physics_bounces_off", pa.int64()),
         ("not_measured", pa.string()), ("notes", pa.string()),
         ("layers", pa.list_(_PART)), ("steps", pa.list_(_PART)),
@@ -86,8 +86,8 @@ class Store:
                     raise
                 stream.seek(0)
                 raise InputError(
-                    f"{self.folder} is in use by another run ({stream.read().strip() or 'no details'}): wait for "
-                    "it, or choose another --out"
+                    f"{self.folder} is in use by another run ({stream.read().strip() or 'no details'}): wait "
+                    "for it, or choose another --out"
                 ) from error
             stream.truncate(0)
             stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -181,12 +181,7 @@ class Store:
     def begin(self, row_id: str, run: str, phase: str) -> tuple[int, str]:
         """Marks a row as being made; returns which attempt of this run it is, and in which phase the attempt
         before it died."""
-        mark = self.folder / "running" / row_id
-        before: dict[str, Any] = {}
-        try:
-            before = json.loads(mark.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            pass
+        before = self._read_mark(row_id)
         attempt = int(before.get("attempt", 0)) + 1 if before.get("run") == run else 1
         self._mark(row_id, run, phase, attempt)
         return attempt, str(before.get("phase", "")) if attempt > 1 else ""
@@ -195,10 +190,27 @@ class Store:
         self._mark(row_id, run, phase, attempt)
 
     def is_running(self, row_id: str) -> bool:
-        return (self.folder / "running" / row_id).exists()
+        """Whether somebody makes it: a worker of this machine that is gone does not."""
+        mark = self._read_mark(row_id)
+        if not mark or mark["host"] != socket.gethostname():
+            return bool(mark)
+        try:
+            os.kill(int(mark["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
 
     def end(self, row_id: str) -> None:
         (self.folder / "running" / row_id).unlink(missing_ok=True)
+
+    def _read_mark(self, row_id: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / "running" / row_id).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return cast("dict[str, Any]", found)
 
     def _mark(self, row_id: str, run: str, phase: str, attempt: int) -> None:
         mark = {

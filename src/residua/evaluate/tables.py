@@ -9,8 +9,8 @@ from typing import Any
 from ..errors import InputError
 
 KINDS = {
-    str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false", list: "a list [...]",
-    dict: "a table",
+    str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false",
+    list: "a list [...]", dict: "a table",
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from ..generation.flops import counted_passes
 from ..generation.run import Generation, generate
 from ..generation.videos import encode_mp4, enlarged, to_pixels
 from ..integration.report import Report, ReportRow
-from ..lab.video_quality import Lpips, VideoQuality, find_lpips, quality
+from ..lab.video_quality import METRICS, Lpips, VideoQuality, find_lpips, quality
 from .physics import physics_columns
 from .rows import Row
 from .store import DONE, FAILED, Store
@@ -170,16 +170,19 @@ class Generate:
             self._job.suite.model, request, setting.sparsity, timed, None, passes, report,
             VideoQuality.nothing("measured later"),
         )  # fmt: skip
-        total, linear = report.total, self._linear_flops
+        total = report.total
         return {
             "density": total.density, "cost": total.cost, "error": total.error, "tokens": told.tokens,
             "sparse_calls": total.sparse, "dense_calls": total.dense_calls, "notes": told.all_dense or "",
-            "pflops": None if linear is None else (told.attention_flops(dense=False) + passes * linear) / 1e15,
-            "dense_pflops": (
-                None if linear is None else (told.attention_flops(dense=True) + passes * linear) / 1e15
-            ),
+            "pflops": self._pflops(told, passes, dense=False),
+            "dense_pflops": self._pflops(told, passes, dense=True),
             "layers": _parts(report, "layers"), "steps": _parts(report, "steps"),
         }  # fmt: skip
+
+    def _pflops(self, told: Comparison, passes: int, dense: bool) -> float | None:
+        if self._linear_flops is None:
+            return None
+        return (told.attention_flops(dense) + passes * self._linear_flops) / 1e15
 
 
 class Measure:
@@ -240,7 +243,7 @@ class Measure:
             if self._lpips is None:
                 self._lpips = find_lpips(self._job.suite.lpips)
             told = quality(frames.astype(np.float32), reference.astype(np.float32), self._lpips)
-            found = {"psnr": told.psnr, "ssim": told.ssim, "lpips": told.lpips}
+            found = {name: getattr(told, name) for name in METRICS}
             found["identical"] = bool(np.array_equal(frames, reference))
             found["not_measured"] = json.dumps(told.not_measured)
         return {**found, **physics_columns(str(result["pipeline"]), row, frames, reference)}

@@ -50,7 +50,8 @@ def make_suite(weights):
         sparse = {"density": 0.4, "min_tokens": 0, "dense_steps": 0, "dense_layers": 0}
         settings = [
             Setting(DENSE), *([Setting(FLOOR)] if floor else []),
-            Setting("anchored", {"method": "anchored", **sparse}), Setting("paper", {"method": "paper", **sparse}),
+            Setting("anchored", {"method": "anchored", **sparse}),
+            Setting("paper", {"method": "paper", **sparse}),
         ]  # fmt: skip
         plain = {
             "model": str(weights), "prompts": tuple(map(Prompt, texts)), "seeds": tuple(seeds),

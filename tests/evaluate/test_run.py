@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ from command import run as residua
 
 from residua.errors import InputError
 from residua.evaluate.engine import PlainLoop, StoppedError
+from residua.evaluate.generate import Generate
+from residua.evaluate.measure import Measure
+from residua.evaluate.records import Job
 from residua.evaluate.rows import make_rows
 from residua.evaluate.run import Options, Watcher, evaluate
 from residua.evaluate.store import Store
-from residua.evaluate.worker import Generate, Job, Measure
 from residua.generation import files, loading
 from residua.generation.loading import load
 
@@ -143,10 +146,9 @@ def test_a_poisoned_prompt_fails_alone_and_is_tried_again_only_on_demand(make_su
 
 
 def failing(monkeypatch, times: int) -> None:
-    from residua.evaluate import worker
-
+    module = importlib.import_module("residua.evaluate.generate")
     left = [times]
-    real = worker.generate
+    real = module.generate
 
     def sometimes(*arguments):
         if left[0] > 0:
@@ -154,7 +156,7 @@ def failing(monkeypatch, times: int) -> None:
             raise RuntimeError("CUDA error: unspecified launch failure")
         return real(*arguments)
 
-    monkeypatch.setattr(worker, "generate", sometimes)
+    monkeypatch.setattr(module, "generate", sometimes)
 
 
 @pytest.mark.parametrize("times, failed", [(1, 0), (2, 3)])

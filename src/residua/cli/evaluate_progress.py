@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from ..evaluate.records import Record
 from ..evaluate.rows import Row
 from ..evaluate.run import Watcher
 from ..evaluate.store import DONE, FAILED, Store
 from ..evaluate.suite import Suite
-from ..evaluate.worker import Record
 from .app import console, figures
 
 REFRESHES = 2.0  # per second

@@ -1,7 +1,8 @@
 """Many prompts, seeds and settings, on one machine or on a Ray cluster, and the paper's tables at the end.
 
-`suite.py` reads what is asked for, `rows.py` cuts it into rows (prompt x seed x setting), `worker.py` makes
-and measures one row, `engine.py` hands rows to workers, `store.py` keeps what is done, `report.py` tells it.
+`suite.py` reads what is asked for, `rows.py` cuts it into rows (prompt x seed x setting), `generate.py`
+makes a clip, `measure.py` compares it, `engine.py` hands rows to both, `store.py` keeps what is done,
+`report.py` tells it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputError, ResiduaError
+from .generate import Generate
+from .measure import Measure
+from .records import Job, Record
 from .rows import Row, in_working_order
-from .worker import Generate, Job, Measure, Record
 
 LOCAL, OFF = "local", "off"
 MAX_STORE_BYTES = 2 << 30  # of the object store on this machine: clips on their way to be measured
@@ -62,6 +65,8 @@ class RayEngine:
 
         make: Any = Generate
         measure: Any = Measure
+        # Ray lets go of the actors of an earlier round when nothing refers to them any more, and errors do.
+        gc.collect()
         pool = plan_pool(job, ray.cluster_resources(), len(ray.nodes()), len(rows))
         told = (replace(job, threads=pool.threads),)
         context = DataContext.get_current()

@@ -14,10 +14,10 @@ from ..errors import InputError
 from ..generation.comparison import machine
 from ..generation.files import publish_folder
 from .engine import Engine, StoppedError, started
+from .records import STOP, Job, Record
 from .rows import Row, hash_model, make_rows, missing_rows
 from .store import DONE, FAILED, Store
 from .suite import Suite
-from .worker import STOP, Job, Record
 
 REPORT = "report"
 

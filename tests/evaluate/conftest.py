@@ -10,6 +10,7 @@ import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # the other tests beside it would have all of the cores
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 pytest.importorskip("jinja2")

@@ -140,7 +140,9 @@ def test_a_poisoned_prompt_fails_alone_and_is_tried_again_only_on_demand(make_su
     assert {row["prompt"] for row in failed} == {POISON} and len(hashes(out)) == 3
     assert all("prompt 'a purple elephant'" in row["reason"] and row["attempts"] == 1 for row in failed)
     report = json.loads((out / "report" / "report.json").read_text())
-    assert len(report["data"]["failed"]) == 3 and "3 of 6 rows failed" in report["warnings"][0]
+    assert len(report["data"]["failed"]) == 3 and any(
+        "3 of 6 rows failed" in text for text in report["warnings"]
+    )
     assert go(suite, out).summaries == []
     assert len(go(suite, out, retry_failed=True).summaries) == 3
 

@@ -16,7 +16,16 @@ from ..lab.figures import curves
 from ..lab.report import Picture, Report, render_page, style
 from ..lab.tables import Table
 from .scorers import RowScores
-from .statistics import Estimate, PromptValues, estimate, paired, prompt_key, prompt_values, speedups
+from .statistics import (
+    ENOUGH_PROMPTS,
+    Estimate,
+    PromptValues,
+    estimate,
+    paired,
+    prompt_key,
+    prompt_values,
+    speedups,
+)
 from .store import DONE, FAILED, rows_table
 from .suite import FLOOR, Suite
 
@@ -136,7 +145,7 @@ def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[s
     rows = tuple((name, *line) for name, *line in zip(values, *shown.values(), strict=True))
     return Table(
         "Quality and efficiency (the paper's Table 1)", ("setting", *shown), rows,
-        note="mean [95 % interval from a bootstrap over prompts], median. PSNR, SSIM and LPIPS against the "
+        note="mean [95 % interval from a bootstrap over prompts], median. Distances are from the "
         f"dense clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its "
         "attention summed in another order. Cost is that of the sparse calls as a share of dense attention.",
     )  # fmt: skip
@@ -256,6 +265,11 @@ def _warnings(
 ) -> list[str]:
     """What a reader must know before the numbers."""
     told = []
+    prompts = len({prompt_key(row) for row in done})
+    if prompts < ENOUGH_PROMPTS:
+        told.append(
+            f"{prompts} prompt(s): intervals of fewer than {ENOUGH_PROMPTS} are too narrow, no * is set."
+        )
     missing = wanted - len(done) - len(failed)
     if missing:
         told.append(f"{missing} of {wanted} rows are missing: run the same command again.")
@@ -264,7 +278,7 @@ def _warnings(
     identical = sum(bool(row["identical"]) for row in done)
     if identical:
         told.append(
-            f"{identical} clips are identical to the dense one: their PSNR is infinite and in no mean."
+            f"{identical} clip(s) are identical to the dense one: their PSNR is infinite and in no mean."
         )
     if len({json.dumps(run["versions"], sort_keys=True) for run in manifest["runs"]}) > 1:
         told.append("Rows were made with different versions of the software; the manifest has them.")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 4000
+ENOUGH_PROMPTS = 8  # a percentile bootstrap of fewer reads too narrow
 INTERVAL = 0.95
 MAX_SHARES = 1 << 22  # of one part of the resamples
 PromptValues = dict[str, float]  # prompt -> mean over its seeds
@@ -33,7 +34,10 @@ class Estimate:
 
     @property
     def excludes_zero(self) -> bool:
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        """Whether the interval leaves out zero; never of so few prompts that it is too narrow itself."""
+        if self.low is None or self.high is None or self.prompts < ENOUGH_PROMPTS:
+            return False
+        return self.low > 0 or self.high < 0
 
 
 def prompt_values(rows: Iterable[Mapping[str, Any]], column: str) -> PromptValues:

@@ -22,8 +22,8 @@ from .rows import Row, in_working_order
 LOCAL, OFF = "local", "off"
 MAX_STORE_BYTES = 2 << 30  # of the object store on this machine: clips on their way to be measured
 MIN_STORE_BYTES = 80 << 20  # below, Ray refuses to start
-# Set before Ray is imported, unless the user has: nothing is sent to its makers, devices stay as they are, and
-# workers have the priority of any process, because their seconds are measured.
+# Set before Ray is imported, unless the user has: nothing is sent to its makers, devices stay as they are,
+# and workers have the priority of any process, because their seconds are measured.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0",
 }  # fmt: skip

@@ -124,7 +124,7 @@ def collect(suite: Suite, done: Sequence[Mapping[str, Any]], scores: Sequence[st
 def _tables(
     suite: Suite, values: Values, scores: Sequence[str], done: Sequence[Mapping[str, Any]]
 ) -> list[Table]:
-    made = [_first_table(values, scores, done), _speed_table(values)]
+    made = [_first_table(values, scores, done), _median_table(values, scores), _speed_table(values)]
     differences = _difference_table(suite, values, scores)
     return made if differences is None else [*made, differences]
 
@@ -141,14 +141,31 @@ def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[s
     }
     cells[unit] = [_scaled(estimate(metrics["pflops"]), factor) for metrics in values.values()]
     cells["balls kept"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
-    shown = {title: column for title, column in cells.items() if any(cell != "-" for cell in column)}
-    rows = tuple((name, *line) for name, *line in zip(values, *shown.values(), strict=True))
+    shown, rows = _filled(list(values), cells)
     return Table(
         "Quality and efficiency (the paper's Table 1)", ("setting", *shown), rows,
-        note="mean [95 % interval from a bootstrap over prompts], median. Distances are from the "
+        note="mean [95 % interval from a bootstrap over prompts]. Distances are from the "
         f"dense clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its "
         "attention summed in another order. Cost is that of the sparse calls as a share of dense attention.",
     )  # fmt: skip
+
+
+def _median_table(values: Values, scores: Sequence[str]) -> Table:
+    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
+    cells = {
+        title: [_median(estimate(metrics[metric]), form) for metrics in values.values()]
+        for metric, (title, form) in forms.items()
+    }
+    shown, rows = _filled(list(values), cells)
+    return Table("Medians", ("setting", *shown), rows, note="Over prompts, seeds averaged first.")
+
+
+def _filled(
+    names: Sequence[str], cells: dict[str, list[str]]
+) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
+    """Titles of the columns that hold any value, and the lines of a table of them."""
+    shown = {title: column for title, column in cells.items() if any(cell != "-" for cell in column)}
+    return list(shown), tuple((name, *line) for name, *line in zip(names, *shown.values(), strict=True))
 
 
 def _speed_table(values: Values) -> Table:
@@ -178,10 +195,9 @@ def _difference_table(suite: Suite, values: Values, scores: Sequence[str]) -> Ta
         ]
         for metric in (*COMPARED, *scores)
     }
-    shown = {title: column for title, column in cells.items() if any(cell != "-" for cell in column)}
+    shown, rows = _filled([f"{a} - {b}" for a, b in pairs], cells)
     if not pairs or not shown:
         return None
-    rows = tuple((f"{a} - {b}", *line) for (a, b), *line in zip(pairs, *shown.values(), strict=True))
     return Table(
         "Paired differences", ("settings", *shown), rows,
         note="Mean difference on the same prompts [95 % interval]; * where the interval leaves out zero.",
@@ -361,9 +377,13 @@ def _cell(found: Estimate | None, form: str) -> str:
     if found is None:
         return "-"
     interval = ""
-    if found.low is not None and found.high is not None:
+    if found.low is not None and found.high is not None and found.low < found.high:
         interval = f" [{form.format(found.low)}, {form.format(found.high)}]"
-    return f"{form.format(found.mean)}{interval}, {form.format(found.median)}"
+    return f"{form.format(found.mean)}{interval}"
+
+
+def _median(found: Estimate | None, form: str) -> str:
+    return "-" if found is None else form.format(found.median)
 
 
 def _scaled(found: Estimate | None, factor: float) -> str:

@@ -40,7 +40,7 @@ def test_citation_has_the_package_version() -> None:
 
 def test_pinned_versions_are_allowed_and_complete() -> None:
     pinned = pins("constraints.txt")
-    for name, wanted in requirements("cli", "diffusers", "lab", "dev", "docs").items():
+    for name, wanted in requirements("cli", "diffusers", "lab", "evaluate", "dev", "docs").items():
         assert wanted.specifier.contains(pinned[name]), f"constraints.txt: {name}=={pinned[name]}, {wanted}"
 
 

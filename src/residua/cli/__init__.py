@@ -1,6 +1,6 @@
 """The command line: parse, call, print. One file per command; the work is done elsewhere."""
 
-from . import bench, capture, compare, demo, doctor, generate, plan, studies, tune
+from . import bench, capture, compare, demo, doctor, evaluate, generate, plan, studies, tune
 from .app import app
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "compare",
     "demo",
     "doctor",
+    "evaluate",
     "generate",
     "plan",
     "studies",

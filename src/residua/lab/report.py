@@ -98,17 +98,27 @@ class Report:
 
     def page(self) -> str:
         """Escapes everything that it is given, runs no script and loads nothing."""
-        try:
-            from jinja2 import Environment, PackageLoader, StrictUndefined
-        except ImportError as error:
-            raise InputError("a report needs jinja2; pip install residua[lab]") from error
-        environment = Environment(
-            loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True,
-        )  # fmt: skip
-        return environment.get_template("lab.html").render(
-            report=self, style=style("lab.css"), version=__version__
-        )
+        return render_page("lab.html", report=self, style=style("lab.css"))
+
+
+def render_page(name: str, package: str = TEMPLATES[0], **values: Any) -> str:
+    """A template, which may extend those of the lab, with everything that it is given escaped.
+
+    Args:
+        name: Of the template.
+        package: Whose folder `templates` holds it.
+        **values: What it asks for.
+    """
+    try:
+        from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise InputError("a report needs jinja2; pip install residua[lab]") from error
+    packages = dict.fromkeys((package, TEMPLATES[0]))
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(one, TEMPLATES[1]) for one in packages]), autoescape=True,
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(name).render(**values, version=__version__)
 
 
 def style(*names: str, package: str = TEMPLATES[0]) -> str:

@@ -1,0 +1,199 @@
+"""Rows to workers: on Ray Data, or one after the other in this process."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import InputError, ResiduaError
+from .generate import Generate
+from .measure import Measure
+from .records import Job, Record
+from .rows import Row, in_working_order
+
+LOCAL, OFF = "local", "off"
+MAX_STORE_BYTES = 2 << 30  # of the object store on this machine: clips on their way to be measured
+MIN_STORE_BYTES = 80 << 20  # below, Ray refuses to start
+# Set before Ray is imported, unless the user has: nothing is sent to its makers, devices stay as they are,
+# and workers have the priority of any process, because their seconds are measured.
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0",
+}  # fmt: skip
+
+
+class StoppedError(ResiduaError, RuntimeError):
+    """A run that could not go on; what is done stays done."""
+
+
+class Engine(Protocol):
+    """Makes rows, in any order, and yields a summary of each; rows whose worker died are left out."""
+
+    def stream(self, job: Job, rows: Sequence[Row]) -> Iterator[Record]: ...
+
+
+class PlainLoop:
+    """One row after the other: for debugging, and what Ray is measured against."""
+
+    def stream(self, job: Job, rows: Sequence[Row]) -> Iterator[Record]:
+        make, measure = Generate(job), Measure(job)
+        for row in in_working_order(rows, 0):
+            yield measure(make({"row": row.to_json()}))
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How many workers, and what each of them takes of the cluster."""
+
+    workers: int
+    measuring: int
+    gpus: float
+    cpus: float
+    threads: int | None
+
+
+class RayEngine:
+    """Ray Data: a pool of actors that hold the pipeline, and a pool that measures."""
+
+    def stream(self, job: Job, rows: Sequence[Row]) -> Iterator[Record]:
+        import ray
+        from ray.data import ActorPoolStrategy, DataContext
+
+        make: Any = Generate
+        measure: Any = Measure
+        # Ray lets go of the actors of an earlier round when nothing refers to them any more, and errors do.
+        gc.collect()
+        pool = plan_pool(job, ray.cluster_resources(), len(ray.nodes()), len(rows))
+        told = (replace(job, threads=pool.threads),)
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        context.max_errored_blocks = (
+            -1
+        )  # a row whose worker died is made in the next round, and not by waiting
+        items = [{"row": row.to_json()} for row in in_working_order(rows, pool.workers)]
+        # Restarts are without limit and retries none: a task that waits for a node that is gone would wait
+        # forever. `Generate` itself counts the attempts of a row.
+        faults: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of how `faults` are given
+            warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
+            made = ray.data.from_items(items, override_num_blocks=len(items)).map(
+                make, fn_constructor_args=told, num_cpus=pool.cpus, num_gpus=pool.gpus,
+                compute=ActorPoolStrategy(size=pool.workers, max_tasks_in_flight_per_actor=1), **faults,
+            )  # fmt: skip
+            measured = made.map(
+                measure, fn_constructor_args=told, num_cpus=0, **faults,
+                compute=ActorPoolStrategy(size=pool.measuring, max_tasks_in_flight_per_actor=2),
+            )  # fmt: skip
+        try:
+            for batch in measured.iter_batches(batch_size=None, prefetch_batches=0):
+                for place in range(len(batch["id"])):
+                    yield {name: column[place] for name, column in batch.items()}
+        except ray.exceptions.RayError as error:
+            raise StoppedError(
+                f"Ray stopped ({_first_line(error)}); the same command goes on from here"
+            ) from error
+
+
+def plan_pool(job: Job, resources: dict[str, float], nodes: int, rows: int) -> Pool:
+    """One worker per GPU; without GPUs one per core for the model in the box, which is small, and one per
+    machine for others.
+
+    Args:
+        job: What is run.
+        resources: Of the whole cluster, as Ray reports them.
+        nodes: Machines in it.
+        rows: How many rows are to be made.
+    """
+    work = job.suite.work
+    gpus, cores = int(resources.get("GPU", 0)), max(1, int(resources.get("CPU", 1)))
+    if gpus and work.device != "cpu":
+        workers = min(work.workers or gpus, rows)
+        return Pool(workers, _measuring(workers), 1.0, 1.0, None)
+    small = "/" not in job.suite.model and not Path(job.suite.model).is_dir()
+    workers = min(work.workers or (cores if small else max(1, nodes)), rows, cores)
+    threads = work.threads or max(1, cores // (work.workers or (cores if small else max(1, nodes))))
+    return Pool(workers, _measuring(workers), 0.0, 1.0, threads)
+
+
+def _measuring(workers: int) -> int:
+    """Measuring takes a small part of the time of making."""
+    return max(1, workers // 8)
+
+
+@contextmanager
+def started(address: str | None, log: Path) -> Iterator[Engine]:
+    """An engine: `off` for the plain loop, None for Ray on this machine, else the address of a cluster.
+
+    Args:
+        address: What the user gave.
+        log: Where Ray's own words go.
+    """
+    if address == OFF:
+        yield PlainLoop()
+        return
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    with _kept_quiet(log):
+        import ray
+
+        ours = not ray.is_initialized()
+        if ours:
+            _initialise(ray, address)
+        try:
+            yield RayEngine()
+        finally:
+            if ours:
+                ray.shutdown()
+
+
+@contextmanager
+def _kept_quiet(log: Path) -> Iterator[None]:
+    """What Ray prints, in Python and below it, goes to a file: a lost worker is a row, not a page of text."""
+    with log.open("a", encoding="utf-8") as words, redirect_stdout(words):
+        sys.stderr.flush()
+        screen = os.dup(2)
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(screen, 2)
+            os.close(screen)
+
+
+def _initialise(ray: Any, address: str | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    if address is None:
+        ray.init(address="local", include_dashboard=False, object_store_memory=_store_bytes(), **quiet)
+        return
+    try:
+        ray.init(address=address, **quiet)
+    # Ray raises whatever its transport raises.
+    except Exception as error:
+        raise InputError(
+            f"--ray {address}: no cluster answers ({_first_line(error)}); start one with `ray start --head`, "
+            "give its address, or leave --ray out to run on this machine"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:300]
+
+
+def _store_bytes() -> int:
+    """A tenth of the memory at most: what is on its way is a few clips; and no more than /dev/shm has."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [memory // 10, MAX_STORE_BYTES]
+    if os.path.isdir("/dev/shm"):
+        space = os.statvfs("/dev/shm")
+        limits.append(space.f_bavail * space.f_frsize // 2)
+    return max(MIN_STORE_BYTES, min(limits))

@@ -1,0 +1,226 @@
+"""A whole run: what is missing, in rounds until nothing is, and the report."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import doctor
+from ..errors import InputError
+from ..generation.comparison import machine
+from ..generation.files import publish_folder
+from .engine import Engine, StoppedError, started
+from .records import STOP, Job, Record
+from .rows import Row, hash_model, make_rows, missing_rows
+from .store import DONE, FAILED, Store
+from .suite import Suite
+
+REPORT = "report"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line adds to a suite."""
+
+    address: str | None = None  # of a Ray cluster; None: this machine; "off": no Ray
+    extend: bool = False
+    retry_failed: bool = False
+    command: str = "residua evaluate"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    rows: int
+    done: int
+    failed: int
+    made: int  # in this run
+    report: Path
+
+    @property
+    def missing(self) -> int:
+        return self.rows - self.done - self.failed
+
+
+class Watcher:
+    """Hears what happens; the command line shows it. This one keeps quiet."""
+
+    def begin(self, rows: Sequence[Row], finished: Sequence[dict[str, Any]], store: Store) -> None:
+        """Which rows there are, and which of them are done before anything runs."""
+
+    def told(self, summary: Record) -> None:
+        """One more row."""
+
+
+def evaluate(
+    suite: Suite,
+    out: Path,
+    options: Options | None = None,
+    watcher: Watcher | None = None,
+    engine: Engine | None = None,
+) -> Outcome:
+    """Does what is missing of a suite and writes the report.
+
+    Args:
+        suite: What to evaluate.
+        out: The folder; rows that are in it already are not made again.
+        options: Where to run, and what to do with an older folder.
+        watcher: Hears what happens.
+        engine: Instead of what `options.address` names.
+
+    Returns:
+        How many rows there are, are done, and failed.
+
+    Raises:
+        StoppedError: If the disk is full or the model cannot be loaded; the same command goes on later.
+    """
+    store, watcher, options = Store(out), watcher or Watcher(), options or Options()
+    suite = _absolute(suite)
+    store.prepare()
+    with store.locked():
+        manifest = check_manifest(store.read_manifest(), suite, options.extend, out)
+        rows = make_rows(suite, manifest["model_hash"])
+        for setting in suite.settings:
+            (out / "videos" / setting.name).mkdir(exist_ok=True)
+        run = uuid.uuid4().hex[:8]
+        manifest["runs"].append(_about_run(run))
+        store.write_manifest(manifest)
+        store.clear_running()
+        finished = store.done(rows, options.retry_failed)
+        todo = missing_rows(rows, finished, store.references())
+        watcher.begin(rows, store.read_rows(sorted(finished)), store)
+        if todo:
+            job = Job(suite, out.resolve(), run)
+            if engine is not None:
+                _rounds(engine, job, rows, finished, watcher)
+            else:
+                with started(options.address, out / "logs" / "ray.log") as own:
+                    _rounds(own, job, rows, finished, watcher)
+        return _finish(store, suite, rows, manifest, options.command, len(todo))
+
+
+def _rounds(engine: Engine, job: Job, rows: Sequence[Row], finished: set[str], watcher: Watcher) -> None:
+    """Rows whose worker died are handed out again, until nothing is left or nothing moves any more."""
+    store, finished, idle = job.store, set(finished), 0
+    while True:
+        todo = missing_rows(rows, finished, store.references())
+        # A row that kills its worker is found out at the attempt after the last one.
+        if not todo or idle > job.suite.work.retries + 1:
+            return
+        before = len(finished)
+        for summary in engine.stream(job, todo):
+            if summary["status"] == STOP:
+                raise StoppedError(
+                    f"{summary['reason']}. What is done is kept: the same command goes on from there"
+                )
+            if summary["status"] in (DONE, FAILED):
+                finished.add(str(summary["id"]))
+                watcher.told(summary)
+        idle = 0 if len(finished) > before else idle + 1
+
+
+def check_manifest(found: dict[str, Any] | None, suite: Suite, extend: bool, out: Path) -> dict[str, Any]:
+    """The manifest to go on with; refuses a folder of another suite.
+
+    Args:
+        found: What the folder has, or None.
+        suite: What is asked for now.
+        extend: Whether prompts, seeds and settings may have been added.
+        out: The folder, for messages.
+    """
+    model_hash = hash_model(suite.model)
+    new: dict[str, Any] = {"suite": suite.to_dict(), "model_hash": model_hash, "runs": [], "hashes": {}}
+    if found is None:
+        return new
+    old = found["suite"]
+    fixed = [
+        f"{name} was {old['fixed'].get(name)!r} and is {value!r}"
+        for name, value in suite.fixed.items()
+        if old["fixed"].get(name) != value
+    ]
+    if not fixed and found["model_hash"] != model_hash:
+        fixed = [f"the files of {suite.model} have changed"]
+    if fixed:
+        raise InputError(f"{out} holds rows of another suite ({'; '.join(fixed)}): choose another --out")
+    gone, added = _changes(old, new["suite"])
+    if gone:
+        raise InputError(f"{out} holds rows that the suite no longer has ({gone[0]}): choose another --out")
+    if added and not extend:
+        raise InputError(
+            f"{out} was made without {added[0]}{' and others' if len(added) > 1 else ''}: add --extend to "
+            "make what is new, or choose another --out"
+        )
+    return {**found, "suite": new["suite"]}
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What is gone or changed, and what was added. Seeds count by their place: it is in the videos' names."""
+    gone, added = [], []
+    if list(new["seeds"])[: len(old["seeds"])] != list(old["seeds"]):
+        gone.append(f"seeds {list(old['seeds'])}; new ones belong at the end")
+    added += [f"seed {seed}" for seed in list(new["seeds"])[len(old["seeds"]) :]]
+    was = {item["name"]: item["options"] for item in old["settings"]}
+    now = {item["name"]: item["options"] for item in new["settings"]}
+    gone += [f"[settings.{name}] as it was" for name, options in was.items() if now.get(name) != options]
+    added += [f"[settings.{name}]" for name in now if name not in was]
+    prompts_old = [tuple(sorted(item.items(), key=str)) for item in map(_plain, old["prompts"])]
+    prompts_new = [tuple(sorted(item.items(), key=str)) for item in map(_plain, new["prompts"])]
+    kept = set(prompts_new)
+    gone += [f"prompt {dict(item)['text']!r}" for item in prompts_old if item not in kept]
+    before = set(prompts_old)
+    added += [f"prompt {dict(item)['text']!r}" for item in prompts_new if item not in before]
+    return gone, added
+
+
+def _plain(prompt: dict[str, Any]) -> dict[str, Any]:
+    return {name: prompt.get(name) for name in ("text", "name", "image")}
+
+
+def _about_run(run: str) -> dict[str, Any]:
+    return {
+        "id": run, "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions(), "machine": machine()
+    }  # fmt: skip
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that can change a row, and of what ran it."""
+    import importlib.metadata
+
+    return {
+        **doctor.versions(),
+        **{name: importlib.metadata.version(name) for name in ("ray", "pyarrow")},
+    }
+
+
+def _finish(
+    store: Store, suite: Suite, rows: Sequence[Row], manifest: dict[str, Any], command: str, made: int
+) -> Outcome:
+    from .report import make_report
+    from .scorers import join_scores
+
+    found = store.read_rows([row.id for row in rows])
+    order = {row.id: place for place, row in enumerate(rows)}
+    found.sort(key=lambda row: order[row["id"]])
+    done = [row for row in found if row["status"] == DONE]
+    manifest["hashes"] = {row["id"]: row["hash"] for row in done}
+    manifest["runs"][-1]["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    store.write_manifest(manifest)
+    scores, reasons = join_scores(store.folder, suite, done)
+    publish_folder(
+        store.folder / REPORT, make_report(suite, found, len(rows), scores, reasons, manifest, command)
+    )
+    if not suite.work.keep_references and len(done) == len(rows):
+        store.drop_references()
+    failed = len(found) - len(done)
+    return Outcome(len(rows), len(done), failed, made, store.folder / REPORT / "report.html")
+
+
+def _absolute(suite: Suite) -> Suite:
+    """Workers may run in another folder than the driver."""
+    folder = Path(suite.model)
+    return replace(suite, model=str(folder.resolve())) if folder.is_dir() and "/" in suite.model else suite

@@ -1,0 +1,283 @@
+"""The folder of a suite: one Parquet file per row, written whole or not at all, and the manifest.
+
+manifest.json        suite, versions, hashes of the rows
+rows/<id>.parquet    one row each
+videos/<setting>/    the clips, named as VBench and PBench look for them
+references/<id>.npy  frames of the dense clips, that others are compared with
+waiting/<id>.npz     clips whose dense clip is not there yet
+running/<id>         what is being made at this moment
+logs/<id>.log        what happened to a row
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .. import json_text
+from ..errors import InputError
+from ..generation.files import OutputError, publish_files
+from .rows import Row
+
+FORMAT, VERSION = "residua-evaluation", 1
+DONE, FAILED = "done", "failed"
+MANIFEST, LOCK = "manifest.json", "lock"
+FOLDERS = ("rows", "videos", "references", "waiting", "running", "logs")
+
+_PART = pa.struct(
+    [("name", pa.string()), ("density", pa.float64()), ("cost", pa.float64()), ("error", pa.float64())]
+)
+SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("id", "reference", "status", "reason", "prompt", "prompt_name")),
+        *((name, pa.string()) for name in ("category", "setting")), ("seed", pa.int64()),
+        *((name, pa.string()) for name in ("video", "hash", "pipeline", "hardware", "host", "run")),
+        *((name, pa.int64()) for name in ("attempts", "tokens", "frames", "height", "width")),
+        ("sparse_calls", pa.int64()), ("dense_calls", pa.int64()), ("identical", pa.bool_()),
+        *((name, pa.float64()) for name in ("psnr", "ssim", "gmsd", "lpips", "density", "cost")),
+        *((name, pa.float64()) for name in ("error", "seconds", "cpu_seconds", "waited", "pflops")),
+        *((name, pa.float64()) for name in ("dense_pflops", "physics_error", "physics_dense_error")),
+        ("physics_kept", pa.bool_()), ("physics_bounces_off", pa.int64()),
+        ("not_measured", pa.string()), ("notes", pa.string()),
+        ("layers", pa.list_(_PART)), ("steps", pa.list_(_PART)),
+    ]
+)  # fmt: skip
+
+
+class Store:
+    """The folder, for the driver and for the workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def prepare(self) -> None:
+        """Makes the folders; refuses one that holds something else."""
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
+            raise InputError(f"{self.folder} is a link or a file: give a folder")
+        if self.folder.is_dir() and not (self.folder / MANIFEST).exists():
+            others = [path.name for path in self.folder.iterdir() if path.name not in (*FOLDERS, LOCK)]
+            if others:
+                raise InputError(f"{self.folder} holds {others[0]} and no {MANIFEST}: choose a new folder")
+        for name in FOLDERS:
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One run at a time; the system opens the lock again when a run dies, however it dies."""
+        with (self.folder / LOCK).open("a+", encoding="utf-8") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                stream.seek(0)
+                raise InputError(
+                    f"{self.folder} is in use by another run ({stream.read().strip() or 'no details'}): wait "
+                    "for it, or choose another --out"
+                ) from error
+            stream.truncate(0)
+            stream.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            stream.flush()
+            yield
+
+    def clear_running(self) -> None:
+        for path in (self.folder / "running").iterdir():
+            path.unlink(missing_ok=True)
+
+    # what is done
+
+    def read_rows(self, ids: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Every row that is done or failed; a file that cannot be read counts as missing."""
+        names = None if ids is None else set(ids)
+        found = []
+        for path in sorted((self.folder / "rows").glob("*.parquet")):
+            if names is None or path.stem in names:
+                row = self.read_row(path.stem)
+                if row is not None:
+                    found.append(row)
+        return found
+
+    def read_row(self, row_id: str) -> dict[str, Any] | None:
+        try:
+            table = pq.read_table(self._row(row_id), schema=SCHEMA)
+        except (OSError, pa.ArrowException):
+            return None
+        rows = table.to_pylist()
+        whole = len(rows) == 1 and rows[0]["id"] == row_id and rows[0]["status"] in (DONE, FAILED)
+        return cast("dict[str, Any]", rows[0]) if whole else None
+
+    def done(self, rows: Sequence[Row], retry_failed: bool = False) -> set[str]:
+        """Ids of rows that need no work: failed ones too unless they are to be tried again, and done ones
+        only if their video is there."""
+        known = {row.id: row for row in rows}
+        finished = set()
+        for found in self.read_rows([row.id for row in rows]):
+            if found["status"] == DONE:
+                if (self.folder / known[found["id"]].video).is_file():
+                    finished.add(found["id"])
+            elif not retry_failed:
+                finished.add(found["id"])
+        return finished
+
+    def references(self) -> set[str]:
+        return {path.stem for path in (self.folder / "references").glob("*.npy")}
+
+    def running(self) -> int:
+        try:
+            return len(os.listdir(self.folder / "running"))
+        except OSError:
+            return 0
+
+    # what workers write
+
+    def write_row(self, values: dict[str, Any]) -> None:
+        full = {name: values.get(name) for name in SCHEMA.names}
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist([full], schema=SCHEMA), buffer)
+        publish_files({self._row(str(values["id"])): buffer.getvalue()})
+
+    def write_video(self, row: Row, content: bytes) -> None:
+        publish_files({self.folder / row.video: content})
+
+    def write_reference(self, row_id: str, frames: np.ndarray) -> None:
+        publish_files({self._reference(row_id): _npy(frames)})
+
+    def read_reference(self, row_id: str) -> np.ndarray | None:
+        try:
+            return cast(np.ndarray, np.load(self._reference(row_id), allow_pickle=False))
+        except (OSError, ValueError):
+            return None
+
+    def write_waiting(self, row_id: str, result: dict[str, Any], frames: np.ndarray) -> None:
+        """Keeps a clip that cannot be measured yet."""
+        buffer = io.BytesIO()
+        np.savez(buffer, frames=frames, result=np.array(json.dumps(result)))
+        publish_files({self._waiting(row_id): buffer.getvalue()})
+
+    def read_waiting(self, row_id: str) -> tuple[dict[str, Any], np.ndarray] | None:
+        try:
+            with np.load(self._waiting(row_id), allow_pickle=False) as found:
+                return json.loads(str(found["result"])), found["frames"]
+        except (OSError, ValueError, KeyError, EOFError):
+            return None
+
+    def drop_waiting(self, row_id: str) -> None:
+        self._waiting(row_id).unlink(missing_ok=True)
+
+    def begin(self, row_id: str, run: str, phase: str) -> tuple[int, str]:
+        """Marks a row as being made; returns which attempt of this run it is, and in which phase the attempt
+        before it died."""
+        before = self._read_mark(row_id)
+        attempt = int(before.get("attempt", 0)) + 1 if before.get("run") == run else 1
+        self._mark(row_id, run, phase, attempt)
+        return attempt, str(before.get("phase", "")) if attempt > 1 else ""
+
+    def phase(self, row_id: str, run: str, phase: str, attempt: int) -> None:
+        self._mark(row_id, run, phase, attempt)
+
+    def is_running(self, row_id: str) -> bool:
+        """Whether somebody makes it: a worker of this machine that is gone does not."""
+        mark = self._read_mark(row_id)
+        if not mark or mark["host"] != socket.gethostname():
+            return bool(mark)
+        try:
+            os.kill(int(mark["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+    def end(self, row_id: str) -> None:
+        (self.folder / "running" / row_id).unlink(missing_ok=True)
+
+    def _read_mark(self, row_id: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / "running" / row_id).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return cast("dict[str, Any]", found)
+
+    def _mark(self, row_id: str, run: str, phase: str, attempt: int) -> None:
+        mark = {
+            "run": run,
+            "phase": phase,
+            "attempt": attempt,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        publish_files({self.folder / "running" / row_id: json.dumps(mark).encode()})
+
+    def log(self, row_id: str, text: str) -> None:
+        """One more line about a row, as good as the disk allows: a log must not stop a run."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            with (self.folder / "logs" / f"{row_id}.log").open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp} {socket.gethostname()} {os.getpid()}  {text}\n")
+        except OSError:
+            pass
+
+    # the manifest
+
+    def read_manifest(self) -> dict[str, Any] | None:
+        path = self.folder / MANIFEST
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); choose another --out") from error
+        if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
+            raise InputError(f"{path}: not a manifest of this version; choose another --out")
+        return found
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        content = json_text.dumps({"format": FORMAT, "version": VERSION, **manifest}, indent=1) + "\n"
+        publish_files({self.folder / MANIFEST: content.encode()})
+
+    def drop_references(self) -> None:
+        shutil.rmtree(self.folder / "references", ignore_errors=True)
+        (self.folder / "references").mkdir(exist_ok=True)
+
+    def _row(self, row_id: str) -> Path:
+        return self.folder / "rows" / f"{row_id}.parquet"
+
+    def _reference(self, row_id: str) -> Path:
+        return self.folder / "references" / f"{row_id}.npy"
+
+    def _waiting(self, row_id: str) -> Path:
+        return self.folder / "waiting" / f"{row_id}.npz"
+
+
+def rows_table(rows: Sequence[dict[str, Any]], scores: Sequence[str] = ()) -> bytes:
+    """All rows as one Parquet file, with a column for every score."""
+    schema = SCHEMA
+    for name in scores:
+        schema = schema.append(pa.field(name, pa.float64()))
+    full = [{name: row.get(name) for name in schema.names} for row in rows]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(full, schema=schema), buffer)
+    return buffer.getvalue()
+
+
+def _npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+__all__ = ["DONE", "FAILED", "MANIFEST", "SCHEMA", "OutputError", "Store", "rows_table"]

@@ -77,12 +77,12 @@ def search(monkeypatch, worst_at, target, floor=None, tries=7):
 
     def dense(pipe, requests, lpips, watch, *, floor):
         clips.append(requests)
-        return type("Clips", (), {"requests": requests, "floor": lambda self, target: lowest})()
+        return type("Clips", (), {"requests": requests, "floor": lambda self: lowest})()
 
     def tried(pipe, model, clips, sparsity, target, lpips, watch):
         return trial(sparsity, worst_at(clips.requests, sparsity.config.density), target)
 
-    lowest = floor
+    lowest = {} if floor is None else {"psnr": floor}
     monkeypatch.setattr(tune, "measure_dense", dense)
     monkeypatch.setattr(tune, "try_setting", tried)
     found = tune.tune(
@@ -136,7 +136,7 @@ def test_tune_writes_a_profile_that_accelerate_takes(weights, pipe, request_smal
         assert word in found.output
     data = tomllib.loads(out.read_text(encoding="utf-8"))
     assert data["evidence"]["on_tuning"] >= 20 and data["evidence"]["on_held_out"] >= 20
-    assert data["evidence"]["floor"] > 60 and data["evidence"]["seeds"] == [0]
+    assert data["evidence"]["floor"]["psnr"] > 60 and data["evidence"]["seeds"] == [0]
     assert data["evidence"]["held_out_seeds"] == [1] and data["evidence"]["versions"]["torch"]
     assert not set(data["evidence"]["prompts"]) & set(data["evidence"]["held_out_prompts"])
     assert data["model"]["transformers"] == ["WanTransformer3DModel"] and data["model"]["head_dim"] == 32
@@ -151,10 +151,11 @@ def test_tune_writes_a_profile_that_accelerate_takes(weights, pipe, request_smal
 
 def test_tune_ends_with_one_line_and_no_file_if_the_target_is_out_of_reach(weights, tmp_path):
     out = tmp_path / "p.toml"
-    asked = ("--target-error", "1e-9", "--tries", "2", "--no-floor")
+    asked = ("--target-error", "1e-9", "--tries", "2")
     found = run("tune", "--model", weights, *asked, "--out", out, *TINY)
     assert found.exit_code == 2 and "is not reached by any of 2 settings; the best is error" in found.output
     assert "missed" in found.output and not list(tmp_path.iterdir())
+    assert "tuning: floor" in found.output  # a PSNR is shown, and so is its floor
 
 
 @pytest.mark.parametrize(

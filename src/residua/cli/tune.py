@@ -188,8 +188,9 @@ def _print_table(model: str, target: Target, log: Log) -> None:
     table = figures(f"{model}: {target}", "", *columns)
     for where, trials in log.trials.items():
         floor = log.floors.get(where)
-        if floor is not None:
-            table.add_row(f"{where}: floor", "", "", "", _number(floor), "", "", "", "", "dense twice")
+        if floor:
+            psnr, lpips = _number(floor.get("psnr"), "{:.2f}"), _number(floor.get("lpips"))
+            table.add_row(f"{where}: floor", "", "", "", "", psnr, lpips, "", "", "dense twice")
         for trial in trials:
             table.add_row(where, *_cells(trial))
     if table.row_count:

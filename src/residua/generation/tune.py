@@ -31,6 +31,9 @@ GUARDS = (0.03, 0.4)
 GUARD_TIMES_DENSITY = 0.012
 
 
+Floor = dict[str, float]  # metric -> its value between two dense runs
+
+
 @dataclass(frozen=True)
 class Target:
     """What must be kept, on every prompt and seed: a PSNR in dB, an LPIPS, or an error of attention."""
@@ -95,13 +98,16 @@ class Clips:
     requests: tuple[Request, ...]
     baselines: tuple[Baseline, ...]
 
-    def floor(self, target: Target) -> float | None:
-        """The target's metric between two dense runs, the worst of all; None: not measured."""
-        floors = [one.floor for one in self.baselines]
-        if target.metric == "error" or not floors or any(one is None for one in floors):
-            return None
-        found = [_distance(one, target.metric) for one in floors]
-        return None if None in found else target.worst([x for x in found if x is not None])
+    def floor(self) -> Floor:
+        """PSNR and LPIPS between two dense runs, the worst of all clips; empty if not measured."""
+        floors = [one.floor for one in self.baselines if one.floor is not None]
+        found: Floor = {}
+        for metric, worst in (("psnr", min), ("lpips", max)):
+            values = [_distance(one, metric) for one in floors]
+            known = [value for value in values if value is not None]
+            if known and len(known) == len(self.baselines):
+                found[metric] = worst(known)
+        return found
 
 
 @dataclass
@@ -110,7 +116,7 @@ class Log:
 
     hear: Callable[[str, Trial], None]  # called with every new trial
     trials: dict[str, list[Trial]] = field(default_factory=lambda: {TUNING: [], HELD_OUT: []})
-    floors: dict[str, float | None] = field(default_factory=dict)
+    floors: dict[str, Floor] = field(default_factory=dict)
 
     def add(self, where: str, trial: Trial) -> Trial:
         self.trials[where].append(trial)
@@ -246,14 +252,14 @@ def tune(
 
     def dense(where: str, requests: Sequence[Request]) -> Clips:
         clips = measure_dense(pipe, requests, lpips, watch, floor=floor)
-        log.floors[where] = clips.floor(target)
+        log.floors[where] = clips.floor()
         return clips
 
     def trial(where: str, clips: Clips, sparsity: Sparsity) -> Trial:
         return log.add(where, try_setting(pipe, model, clips, sparsity, target, lpips, watch))
 
     clips = dense(TUNING, tuning)
-    check_floor(target, log.floors[TUNING])
+    check_floor(target, log.floors[TUNING].get(target.metric))
     found: dict[float, Trial] = {}
     for density in densities(tries, lambda tried: found[tried].kept):
         found[density] = trial(TUNING, clips, setting(density, base))
@@ -296,7 +302,7 @@ def _best(target: Target, trials: Sequence[Trial]) -> Trial:
 
 
 def _missed(target: Target, log: Log) -> str:
-    trials, floor = log.trials[TUNING], log.floors[TUNING]
+    trials, floor = log.trials[TUNING], log.floors[TUNING].get(target.metric)
     best = _best(target, trials)
     beside = "" if floor is None else f"; the floor is {target.text(floor)}"
     further = max(trial.config.density for trial in trials) < MAX_BALANCED_DENSITY

@@ -31,8 +31,8 @@ from residua.world.renderer import render_video
 from residua.world.scenes import default_layout, parse_prompt
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
+SECONDS = 2  # of a clip
 PROMPTS = (DEMO_PROMPT, REPORT_PROMPTS[4], REPORT_PROMPTS[3])
-FPS = 16
 
 
 def true_clip(prompt: str, frames: int) -> np.ndarray:
@@ -71,7 +71,9 @@ def main() -> None:
         true = true_clip(prompt, given.frames)
         for name, clip in (("simulator", true), ("dense", dense), ("sparse", sparse)):
             rows[f"{name}: {prompt}"] = to_pixels(clip)
-    IMAGES.joinpath("demo.webp").write_bytes(encode_webp(np.concatenate(columns, axis=2), FPS))
+    IMAGES.joinpath("demo.webp").write_bytes(
+        encode_webp(np.concatenate(columns, axis=2), max(1, given.frames // SECONDS))
+    )
     IMAGES.joinpath("world-strip.png").write_bytes(encode_png(contact_sheet(rows)))
 
 

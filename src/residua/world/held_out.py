@@ -7,7 +7,7 @@ its layouts from other series of random numbers, so none of these clips was seen
 from __future__ import annotations
 
 # What the demo and single runs show unless told otherwise.
-DEMO_PROMPT = "a red rubber ball thrown right on a sand floor at noon"
+DEMO_PROMPT = "a red rubber ball lobbed left on a sand floor in the morning"
 
 # For choosing settings, presets and defaults; never for a published figure.
 TUNING_PROMPTS = (

@@ -91,7 +91,9 @@ def evaluate(
         manifest["runs"].append(_about_run(run))
         store.write_manifest(manifest)
         store.clear_running()
-        finished = store.done(rows, options.retry_failed)
+        if options.retry_failed:
+            store.drop_failed()
+        finished = store.done(rows)
         todo = missing_rows(rows, finished, store.references())
         watcher.begin(rows, store.read_rows(sorted(finished)), store)
         if todo:

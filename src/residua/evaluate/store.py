@@ -120,18 +120,20 @@ class Store:
         whole = len(rows) == 1 and rows[0]["id"] == row_id and rows[0]["status"] in (DONE, FAILED)
         return cast("dict[str, Any]", rows[0]) if whole else None
 
-    def done(self, rows: Sequence[Row], retry_failed: bool = False) -> set[str]:
-        """Ids of rows that need no work: failed ones too unless they are to be tried again, and done ones
-        only if their video is there."""
+    def done(self, rows: Sequence[Row]) -> set[str]:
+        """Ids of rows that need no work: failed ones, and done ones if their video is there."""
         known = {row.id: row for row in rows}
-        finished = set()
-        for found in self.read_rows([row.id for row in rows]):
-            if found["status"] == DONE:
-                if (self.folder / known[found["id"]].video).is_file():
-                    finished.add(found["id"])
-            elif not retry_failed:
-                finished.add(found["id"])
-        return finished
+        return {
+            found["id"]
+            for found in self.read_rows(list(known))
+            if found["status"] == FAILED or (self.folder / known[found["id"]].video).is_file()
+        }
+
+    def drop_failed(self) -> None:
+        """Forgets failed rows, so that they are tried again."""
+        for found in self.read_rows():
+            if found["status"] == FAILED:
+                self._row(found["id"]).unlink(missing_ok=True)
 
     def references(self) -> set[str]:
         return {path.stem for path in (self.folder / "references").glob("*.npy")}

@@ -1,4 +1,5 @@
-"""Estimates of many calls, as the table that `residua plan` reads: `python -m residua.bench.static.table`."""
+"""Estimates of many calls, made once and kept in the package: `estimates.json`, for those who cannot wait for a
+compiler. `python -m residua.bench.static.table` writes it anew."""
 
 from __future__ import annotations
 
@@ -10,67 +11,69 @@ from typing import Any
 
 from ...config import Config
 from .gpus import GPUS
-from .model import Task, add_up, compile_launches, tiles_of
+from .model import Estimate, Task, add_up, compile_launches, signature, tiles_of
+from .stored import FILE
 from .trace import trace_call
 
 TOKENS = (8192, 32768, 75600)
-DENSITIES = (0.05, 0.22)
-HEADS = (8, 32)
+DENSITIES = (0.05, 0.1, 0.22, 0.4)
+HEADS = (8, 40)  # two counts give the part that does not depend on them
 HEAD_DIM = 128
 
 
-def make_table(names: Sequence[str] = tuple(GPUS), tokens: Sequence[int] = TOKENS) -> dict[str, Any]:
-    """For every GPU, token count and density: milliseconds of a call and per head, of which grouping and
-    attention; launches and peak memory.
-
-    Two head counts give the part that does not depend on them.
-    """
-    rows: list[dict[str, Any]] = []
+def make_table(
+    names: Sequence[str] = tuple(GPUS),
+    tokens: Sequence[int] = TOKENS,
+    densities: Sequence[float] = DENSITIES,
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """For every GPU, token count and density: milliseconds of a warm call, fixed and per head, launches and
+    memory."""
+    codes: dict[int, dict[tuple[Any, ...], Any]] = {}
+    rows = []
     for name in names:
-        gpu = GPUS[name]
-        codes: dict[tuple[Any, ...], Any] = {}
+        known = codes.setdefault(GPUS[name].arch, {})
         for count in tokens:
-            traces = {
-                heads: trace_call(
-                    Config(),
-                    tokens=count,
-                    heads=heads,
-                    head_dim=HEAD_DIM,
-                    processors=gpu.processors,
-                    arch=gpu.arch,
-                )
-                for heads in HEADS
-            }
-            for trace in traces.values():
-                codes |= compile_launches(trace.launches, gpu.arch, 1)
-            for density in DENSITIES:
-                task = Task(count, HEADS[0], HEAD_DIM, density)
-                tiles = tiles_of(traces[HEADS[0]], task)
-                few, many = (
-                    add_up(replace(task, heads=heads), gpu, trace, tiles, codes)
-                    for heads, trace in traces.items()
-                )
+            for density in densities:
+                few, many = (_estimate(name, count, density, heads, known, workers) for heads in HEADS)
                 rows.append({"gpu": name, "tokens": count, "density": density} | _line(few, many))
                 print(f"{name}, {count} tokens, density {density}", file=sys.stderr, flush=True)
     return {"head_dim": HEAD_DIM, "calls": rows}
 
 
-def _line(few: Any, many: Any) -> dict[str, float]:
-    """Milliseconds as fixed + per_head * heads."""
+def _estimate(
+    name: str, tokens: int, density: float, heads: int, codes: dict[tuple[Any, ...], Any], workers: int | None
+) -> Estimate:
+    """One estimate; what was compiled before for the same architecture is in `codes`, and stays there."""
+    gpu, task = GPUS[name], Task(tokens, HEADS[0], HEAD_DIM, density)
+    trace = trace_call(
+        Config(density=density), tokens=tokens, heads=heads, head_dim=HEAD_DIM, processors=gpu.processors,
+        arch=gpu.arch,
+    )  # fmt: skip
+    new = [launch for launch in trace.launches if signature(launch) not in codes]
+    codes |= compile_launches(new, gpu.arch, workers) if new else {}
+    return add_up(replace(task, heads=heads), gpu, trace, tiles_of(trace, task), codes)
+
+
+def _line(few: Estimate, many: Estimate) -> dict[str, float]:
+    """Milliseconds, bytes and memory as fixed + per_head * heads."""
     step = HEADS[1] - HEADS[0]
     found: dict[str, float] = {}
-    totals = [sum(stage.ms for stage in one.stages) for one in (few, many)]
-    parts = {"call": totals}
+    parts = {"call": [sum(stage.ms for stage in one.stages) for one in (few, many)]}
     for stage in ("grouping", "attention"):
         parts[stage] = [next(s.ms for s in one.stages if s.stage == stage) for one in (few, many)]
     for name, (low, high) in parts.items():
-        found[f"{name}_ms_per_head"] = round((high - low) / step, 5)
+        found[f"{name}_ms_per_head"] = round(max(0.0, high - low) / step, 5)
         found[f"{name}_ms"] = round(max(0.0, low - HEADS[0] * (high - low) / step), 5)
     found["host_ms"] = round(many.host_ms, 3)
     found["launches"] = many.launches
-    found["peak_bytes_per_head"] = round((many.peak_gib - few.peak_gib) * 2**30 / step)
+    found["gigabytes_per_head"] = round(many.gigabytes / HEADS[1], 5)
+    found["peak_gib_per_head"] = round(many.peak_gib / HEADS[1], 5)
+    found["utilisation"] = round(many.tiles.utilisation, 4)
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(make_table(tuple(sys.argv[1:]) or tuple(GPUS)), indent=1))
+    made = make_table(tuple(sys.argv[1:]) or tuple(GPUS))
+    rows = ",\n  ".join(json.dumps(row) for row in made["calls"])
+    FILE.write_text(f'{{"head_dim": {made["head_dim"]}, "calls": [\n  {rows}\n]}}\n')

@@ -30,6 +30,8 @@ HOST_US = 4.5  # that Python and torch need per kernel; they run ahead of the GP
 SCHEDULERS = 4  # warps that a processor can issue from in one clock
 SPECIAL = 16  # exponentials per clock of a processor
 WARP_MMA = 0.62  # share of sm_90's matrix rate that instructions of single warps reach
+WARP_KERNELS = ("slots", "covariance", "key_covariance")  # too few rows for the others
+LIBRARY_MMA = 0.5  # share of the matrix rate that a product of torch in 16 bits reaches
 REGISTERS = 65536
 
 ASSUMPTIONS = (
@@ -211,7 +213,7 @@ def kernel_ms(work: Work, code: Code, programs: int, gpu: Gpu) -> tuple[float, s
     issue += slots * code.straight * programs
     waits = slots * sum(n * loop.dependent for n, loop in zip(trips, loops, strict=False))
     special = 32 * code.warps / SPECIAL * sum(n * x.special for n, x in zip(trips, loops, strict=False))
-    rate = gpu.mma * (WARP_MMA if gpu.arch == 90 and code.name in ("slots", "covariance") else 1.0)
+    rate = gpu.mma * (WARP_MMA if gpu.arch == 90 and code.name in WARP_KERNELS else 1.0)
     matrix = work.flops / rate
     seconds = {
         "matrix": matrix,
@@ -233,6 +235,8 @@ def kernel_ms(work: Work, code: Code, programs: int, gpu: Gpu) -> tuple[float, s
 def operation_ms(op: Operation, gpu: Gpu) -> tuple[float, str]:
     """Milliseconds of one operation of torch."""
     rate = gpu.fp64 if op.dtype == "float64" else gpu.fp32
+    if op.dtype in ("bfloat16", "float16"):
+        rate = LIBRARY_MMA * gpu.mma * gpu.processors * gpu.clock / 1e12
     times = {
         "launch": op.kernels * LAUNCH_US * 1e-3,
         "memory": op.bytes / (gpu.bandwidth * 1e9),

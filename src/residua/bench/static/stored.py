@@ -1,7 +1,7 @@
 """Stored estimates: what the static model said about a grid of calls, read without a compiler.
 
-`estimates.json` is written by `python -m residua.bench.static.table`. Between its points milliseconds follow a
-power of the token count and a line in the density; outside of them the nearest two points are drawn out.
+`estimates.json` is written by `python -m residua.bench.static.table`. Between its points milliseconds follow
+a power of the token count and a line in the density; outside of them the nearest two points are drawn out.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 from .gpus import find_gpu
 
+STEP, MOST_TOKENS = 1024, 1 << 17
+TYPICAL_HEADS, TYPICAL_DENSITY = 24, 0.22
 FILE = Path(__file__).with_name("estimates.json")
 
 
@@ -77,6 +79,27 @@ def stored_estimate(
         dense_ms=flops / device.dense,
         best_dense_ms=flops / device.fast_dense,
     )
+
+
+def nearest_gpu(name: str, capability: tuple[int, int]) -> str:
+    """The GPU of the table that a real one is taken for: by its name, otherwise by its generation."""
+    known = stored_gpus()
+    by_name = [gpu for gpu in known if gpu in name.lower()]
+    if by_name:
+        return by_name[0]
+    by_generation = {8: "4090" if capability[1] else "a100", 9: "h100", 10: "b200", 12: "5090"}
+    found = by_generation.get(capability[0], "h100")
+    return found if found in known else known[0]
+
+
+@lru_cache(maxsize=16)
+def break_even(gpu: str) -> int:
+    """Tokens from which a warm call by default takes no longer than dense attention, in steps of 1024."""
+    for tokens in range(STEP, MOST_TOKENS, STEP):
+        found = stored_estimate(gpu, tokens, TYPICAL_HEADS, TYPICAL_DENSITY)
+        if found is not None and found.ms <= found.dense_ms:
+            return tokens
+    return MOST_TOKENS
 
 
 def _between(rows: list[dict[str, Any]], name: str, tokens: int, density: float) -> float:

@@ -1,5 +1,5 @@
-"""Estimates of many calls, made once and kept in the package: `estimates.json`, for those who cannot wait for a
-compiler. `python -m residua.bench.static.table` writes it anew."""
+"""Estimates of many calls, made once and kept in the package: `estimates.json`, for those who cannot wait for
+a compiler. `python -m residua.bench.static.table` writes it anew."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stored import FILE
 from .trace import trace_call
 
 TOKENS = (8192, 32768, 75600)
-DENSITIES = (0.05, 0.1, 0.22, 0.4)
+DENSITIES = (0.05, 0.22)
 HEADS = (8, 40)  # two counts give the part that does not depend on them
 HEAD_DIM = 128
 
@@ -73,7 +73,15 @@ def _line(few: Estimate, many: Estimate) -> dict[str, float]:
     return found
 
 
+def write(names: Sequence[str]) -> None:
+    """Puts the GPUs of those names into the table, and leaves the others in it as they are."""
+    kept = json.loads(FILE.read_text())["calls"] if FILE.exists() else []
+    made = make_table(names)["calls"]
+    rows = [row for row in kept if row["gpu"] not in names] + made
+    rows.sort(key=lambda row: (list(GPUS).index(row["gpu"]), row["tokens"], row["density"]))
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
+    FILE.write_text(f'{{"head_dim": {HEAD_DIM}, "calls": [\n  {lines}\n]}}\n')
+
+
 if __name__ == "__main__":
-    made = make_table(tuple(sys.argv[1:]) or tuple(GPUS))
-    rows = ",\n  ".join(json.dumps(row) for row in made["calls"])
-    FILE.write_text(f'{{"head_dim": {made["head_dim"]}, "calls": [\n  {rows}\n]}}\n')
+    write(tuple(sys.argv[1:]) or tuple(GPUS))

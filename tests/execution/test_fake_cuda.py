@@ -88,7 +88,7 @@ def test_every_reconstruction(reconstruction, dim, shape):
     trace = trace_call(Config(reconstruction=reconstruction), tokens=16384, heads=8, head_dim=dim, **shape)
     assert_stays_on_the_device(trace)
     assert trace.kernels <= 600
-    assert not {op.name for op in trace.operations} & UNORDERED
+    assert not [op for op in trace.operations if op.name in UNORDERED and "float" in op.dtype]
     assert sum(op.bytes for op in trace.operations) <= 6e9
 
 

@@ -79,6 +79,11 @@ def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
 
     density: one number or [B, H] -> [B] int64, or [B, H]
     """
+    if isinstance(density, Tensor) and call.key_mask is None:
+        # known from the shapes: numbers, not tensors, so that a GPU launches nothing for them
+        whole, held = call.k.shape[2], call.pinned_keys.count
+        spent = (probes + call.exact_queries.count) * whole + call.free_queries.count * held
+        return (density * call.q.shape[2] * float(whole)).floor().long() - spent
     keys, pinned = valid_keys(call), pinned_keys(call)  # [B]
     if isinstance(density, Tensor):
         keys, pinned = keys[:, None], pinned[:, None]

@@ -7,6 +7,7 @@ estimate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -58,9 +59,10 @@ class Summarised(Reconstruction):
         if grouped.config.skips_nothing:
             return Routing(keep_all(call, grouping))
         log_mass = cell_scores(call, grouping, grouped.config.score, backend)
-        overhead = grouped.routing_cost.at(grouped.keys) + self._judging_cost(grouped)
+        overhead = grouped.price(grouped.routing_cost) + self._judging_cost(grouped)
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
-        budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
+        summary = grouped.price(self.summary_cost(grouped))
+        budget = bare_budget - (math.ceil(summary) if isinstance(summary, float) else summary.ceil().long())
         scope = grouped.config.budget_scope
         routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend)
         both = torch.stack([found.cells for found in routes])
@@ -115,7 +117,7 @@ class Summarised(Reconstruction):
 
     def _judging_cost(self, grouped: GroupedCall) -> Tensor:
         """At most: the probe rows once more over the cells that they keep.  # [B, H]"""
-        return 1.5 * grouped.sizes.probes * grouped.allowed * grouped.keys
+        return 1.5 * grouped.sizes.probes * grouped.allowed * grouped.key_count
 
 
 def _dense_where(dense: Tensor, route: Route, grouped: GroupedCall) -> Route:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...config import Config
 from .gpus import GPUS
-from .model import Estimate, Task, add_up, compile_launches, signature, tiles_of
+from .model import Estimate, Task, add_both, compile_launches, signature, tiles_of, trace_both
 from .stored import FILE
-from .trace import trace_call
 
 TOKENS = (8192, 32768, 75600)
 DENSITIES = (0.05, 0.22)
@@ -45,23 +43,27 @@ def _estimate(
     name: str, tokens: int, density: float, heads: int, codes: dict[tuple[Any, ...], Any], workers: int | None
 ) -> Estimate:
     """One estimate; what was compiled before for the same architecture is in `codes`, and stays there."""
-    gpu, task = GPUS[name], Task(tokens, HEADS[0], HEAD_DIM, density)
-    trace = trace_call(
-        Config(density=density), tokens=tokens, heads=heads, head_dim=HEAD_DIM, processors=gpu.processors,
-        arch=gpu.arch,
-    )  # fmt: skip
-    new = [launch for launch in trace.launches if signature(launch) not in codes]
+    gpu, task, config = GPUS[name], Task(tokens, heads, HEAD_DIM, density), Config(density=density)
+    traces = trace_both(config, task, gpu)
+    new = [x for trace in traces for x in trace.launches if signature(x) not in codes]
     codes |= compile_launches(new, gpu.arch, workers) if new else {}
-    return add_up(replace(task, heads=heads), gpu, trace, tiles_of(trace, task), codes)
+    tiles = tiles_of(traces[0], task)
+    return add_both(task, gpu, traces, tiles, codes, config.regroup_every)
+
+
+def _mean_ms(found: Estimate, stage: str) -> float:
+    """Of a stage, or of all of them."""
+    both = [found] if found.kept is None else [found, *[found.kept] * (found.regroup_every - 1)]
+    return sum(s.ms for one in both for s in one.stages if stage in ("", s.stage)) / len(both)
 
 
 def _line(few: Estimate, many: Estimate) -> dict[str, float]:
-    """Milliseconds, bytes and memory as fixed + per_head * heads."""
+    """Milliseconds as fixed + per_head * heads, the mean over calls that share their groups; bytes, launches
+    and memory of the one that clusters."""
     step = HEADS[1] - HEADS[0]
     found: dict[str, float] = {}
-    parts = {"call": [sum(stage.ms for stage in one.stages) for one in (few, many)]}
-    for stage in ("grouping", "attention"):
-        parts[stage] = [next(s.ms for s in one.stages if s.stage == stage) for one in (few, many)]
+    stages = ("", "grouping", "attention")
+    parts = {stage or "call": [_mean_ms(one, stage) for one in (few, many)] for stage in stages}
     for name, (low, high) in parts.items():
         found[f"{name}_ms_per_head"] = round(max(0.0, high - low) / step, 5)
         found[f"{name}_ms"] = round(max(0.0, low - HEADS[0] * (high - low) / step), 5)

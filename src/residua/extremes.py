@@ -3,7 +3,8 @@
 Huge numbers are brought to about 1 by powers of two before a call and back after it, because squares and sums
 of them would not be finite where dense attention is. Keys and values that are not finite are found once, by
 looking at each: the router keeps the groups of such keys, and what such values do to a dense output is done
-here.
+here. On a GPU that must not wait for the answers, the keys are judged by the means of their groups, and the
+values by whoever reads them first.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
     """
     if not call.q.numel() or not call.k.numel():
         return call, 0
-    if call.q.device.type != "cpu":  # a GPU must not wait for the answers: it gets the notes alone
-        keys = backend.find_broken(call.k, call.key_mask, by_row=True)
-        channels = backend.find_broken(call.v, call.key_mask, by_row=False)
-        return replace(call, broken_keys=keys, broken_channels=channels), 0
+    if call.q.device.type != "cpu":
+        return call, 0
     (peak_q, _), (peak_k, good_k), (peak_v, good_v) = (backend.row_peaks(x) for x in (call.q, call.k, call.v))
     hidden = None if call.key_mask is None else ~call.key_mask[:, None]
     if hidden is not None:  # what is masked decides nothing
@@ -74,8 +73,11 @@ def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Bac
         half = power // 2  # 2**power alone may be too large even for fp64
         grown = out.double() * 2.0**half * 2.0 ** (power - half)
         out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
-    if call.broken_channels is not None and passes_on:
-        lost = call.broken_channels.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]
+    broken = call.broken_channels
+    if broken is None and passes_on and call.q.device.type != "cpu":
+        broken = backend.lost_channels(call.v, call.key_mask)
+    if broken is not None and passes_on:
+        lost = broken.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]
         out = backend.spoil(out, lost)
     if call.key_mask is not None:
         out = out.masked_fill(~call.key_mask.any(-1)[:, None, None, None], 0.0)

@@ -79,6 +79,11 @@ def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
 
     density: one number or [B, H] -> [B] int64, or [B, H]
     """
+    if isinstance(density, Tensor) and call.key_mask is None:
+        # known from the shapes: numbers, not tensors, so that a GPU launches nothing for them
+        whole, held = call.k.shape[2], call.pinned_keys.count
+        spent = (probes + call.exact_queries.count) * whole + call.free_queries.count * held
+        return (density * call.q.shape[2] * float(whole)).floor().long() - spent
     keys, pinned = valid_keys(call), pinned_keys(call)  # [B]
     if isinstance(density, Tensor):
         keys, pinned = keys[:, None], pinned[:, None]
@@ -125,20 +130,18 @@ def keep_best_each(
     backend: Backend,
 ) -> list[Route]:
     """`keep_best` for several budgets; the cells are ranked once."""
-    # pinned groups are paid for already; their mass stays in the normaliser because it is a row's own
-    broken = log_mass.isnan()
-    log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
-    log_share, kv_sizes = log_share[..., :free], kv_sizes[..., :free]
     if scope == "head":
-        found = backend.spend_each(log_share, grouping.query.sizes, kv_sizes, budgets)
+        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free)
     else:
-        found = torch.stack([_spend_per_group(log_share, grouping.query.sizes, kv_sizes, b) for b in budgets])
-    occupied = _occupied(call, grouping)
-    found |= (broken & occupied)[..., :free]
+        broken = log_mass.isnan()
+        log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        sizes = kv_sizes[..., :free]
+        found = torch.stack([_spend_per_group(log_share, grouping.query.sizes, sizes, b) for b in budgets])
+        found |= (broken & _occupied(call, grouping))[..., :free]
     if grouping.pinned_groups:
-        pinned = occupied[..., free:]
+        pinned = _occupied(call, grouping)[..., free:]
         found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
     return [Route(grouping.query, grouping.kv, cells, grouping.pinned_groups) for cells in found]
 

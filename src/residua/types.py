@@ -56,7 +56,7 @@ class Call:
     free_keys: Rows  # grouped and routed
     pinned_keys: Rows  # kept for every query group
     key_mask: Tensor | None = None  # [B, Nk] bool, False = padding
-    broken_keys: Tensor | None = None  # [B, Hkv, Nk] bool, not finite; None: not looked at, or none
+    broken_keys: Tensor | None = None  # [B, Hkv, Nk] bool, not finite; None: none, or not looked at
     broken_channels: Tensor | None = None  # [B, Hkv, Dv] bool, with values that are not finite
 
     @property

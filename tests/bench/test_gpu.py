@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+import residua
 from residua.bench import gpu
 from residua.errors import BackendError, InputError
 from residua.execution.portable import Portable
@@ -64,6 +66,33 @@ def test_a_wrong_kernel_gets_no_times(monkeypatch):
     found = gpu.measure_backend(SMALL, call, Portable(), call.v, lambda _: None)
     assert set(found) == {"wrong"}
     assert "no times are reported" in found["wrong"]
+
+
+@pytest.mark.parametrize("what", ["summary", "drift", "calls"])
+def test_what_is_wrong_only_in_what_is_timed_gets_no_times(monkeypatch, what):
+    """A kernel that is right without a summary may be wrong with one, and a call where its kernel is not."""
+    attend = Portable.attend
+
+    def wrong(self, q, k, v, route, scale, summary=None, out_dtype=None):
+        if summary is not None and what == "summary":
+            summary = replace(summary, values=summary.values * 1.5)
+        if summary is not None and summary.drift is not None and what == "drift":
+            summary = replace(summary, drift=None)
+        return attend(self, q, k, v, route, scale, summary, out_dtype)
+
+    monkeypatch.setattr(Portable, "attend", wrong)
+    if what == "calls":
+        monkeypatch.setattr("residua.bench.gpu.attention", lambda *a, **k: spoiled(*a, **k))
+    task = replace(SMALL, density=0.3)
+    call = task.call(CPU)
+    dense = torch.nn.functional.scaled_dot_product_attention(call.q, call.k, call.v)
+    found = gpu.measure_backend(task, call, Portable(), dense, lambda _: None)
+    assert set(found) == {"wrong"}
+
+
+def spoiled(*arguments, **options):
+    found = residua.attention(*arguments, **options)
+    return (-found[0], found[1]) if isinstance(found, tuple) else -found
 
 
 def test_a_dense_kernel_that_refuses_is_reported():

@@ -83,6 +83,11 @@ class Backend:
         """
         return plain.project(x, factor, normalise)
 
+    def coordinates(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+        """`project` for rows that are only grouped by it: a backend may round to 16 bits, and take what is
+        not finite as 0.  # [B, H, N, R]"""
+        return self.project(x, factor, normalise)
+
     def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """One Lloyd step: nearest centre of every row (ties: the lowest index), then the mean of every group.
 
@@ -114,6 +119,10 @@ class Backend:
         """Mean of each group's rows, zeros for an empty group.  # [B, H, N, D] -> [B, H, C, D] fp32"""
         return plain.group_means(x, partition)
 
+    def sorted_means(self, x: Tensor, partition: Partition) -> Tensor:
+        """`group_means` of rows that will be wanted in the order of their groups: a backend may keep them."""
+        return self.group_means(x, partition)
+
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
         """Log of the attention mass of every K/V group at every anchor: logsumexp over the group's keys.
 
@@ -139,6 +148,20 @@ class Backend:
         """
         raise NotImplementedError
 
+    def choose_slots(
+        self, log_mass: Tensor, cells: Tensor, query: Partition, kv: Partition, near: Tensor, single: int,
+        merged: int, wanted: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Gives the `single` heaviest groups that a query group skips a slot each, and all other skipped ones
+        the slot `single + near` of their neighbourhood. Repeats give the same bits.
+
+        log_mass and cells [B, H, Cq, Ck], near [B, Hkv, Ck] int64 below `merged`, wanted [B, H] bool: heads
+        that skip nothing otherwise -> slots [B, H, Cq, Ck] int32 (-1: none), the log of their masses
+        [B, H, Cq, single + merged] fp32 (-inf: empty), each group's share of the skipped mass of its query
+        group [B, H, Cq, Ck] fp32
+        """
+        return plain.choose_slots(log_mass, cells, query, kv, near, single, merged, wanted, self.matmul)
+
     def slot_means(
         self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
         scale: float, near: Tensor | None = None, single: int = 0,
@@ -154,6 +177,34 @@ class Backend:
         -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
         """
         return plain.slot_means(anchors, k, v, kv, slots, log_mass, scale)
+
+    def slot_summary(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float, near: Tensor, single: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """`slot_means`, and the log-weight with which each key has its slot's mass at the anchor. A backend
+        may round the keys and values to the dtypes of k and v; the weights belong to what it returns.
+
+        -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv], log-weights [B, H, Cq, T] fp32
+        """
+        keys, values = self.slot_means(anchors, k, v, kv, slots, log_mass, scale, near, single)
+        at_anchor = self.matmul(anchors[..., None, :], keys.mT)[..., 0, :]
+        return keys, values, log_mass - scale * at_anchor
+
+    def mixed_covariance(
+        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """How the keys' coordinates and the values vary together in a mixture of groups, and how the
+        coordinates vary alone: `group_covariance` in the coordinates k @ factor, summed by `share`. Groups
+        for which it is not finite count as 0.
+
+        share [B, Hkv, M, Ck], k [B, Hkv, N, D], factor [B, Hkv, D, R], v [B, Hkv, N, Dv], centroids
+        [B, Hkv, Ck, D] the groups' mean keys -> [B, Hkv, M, R, Dv], [B, Hkv, M, R]
+        """
+        coordinates = self.project(k, factor, normalise=False)
+        covariance, variance = map(self.only_finite, self.group_covariance(coordinates, v, kv))
+        mixed = self.matmul(share, covariance.flatten(3)).unflatten(-1, covariance.shape[3:])
+        return mixed, self.matmul(share, variance)
 
     def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
         """How coordinates and values vary together inside each group, around the group's means.
@@ -199,13 +250,13 @@ class Backend:
         """
         return plain.row_peaks(x)
 
-    def find_broken(self, x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
-        """Which rows of x [B, H, N, D], or which of its channels, hold NaN or Inf where mask [B, N] is not
-        False.  # [B, H, N] or [B, H, D] bool"""
-        bad = ~torch.isfinite(x)
+    def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Which channels of v [B, H, N, D] hold NaN or Inf where mask [B, N] is not False: asked at the end
+        of a call, so that a backend may have looked on the way.  # [B, H, D] bool"""
+        bad = ~torch.isfinite(v)
         if mask is not None:
             bad &= mask[:, None, :, None]
-        return bad.any(-1) if by_row else bad.any(2)
+        return bad.any(2)
 
     def only_finite(self, x: Tensor) -> Tensor:
         """x in fp32, with zeros for NaN and Inf; maybe x itself."""
@@ -287,6 +338,29 @@ class Backend:
     ) -> Tensor:
         """`spend` for several budgets [B, H] over the same cells.  # [n, B, H, Cq, Ck] bool"""
         return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
+
+    def best_cells(
+        self, log_mass: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor], free: int
+    ) -> Tensor:
+        """`spend_each` on the first `free` K/V groups, by the share of a row's mass over all of them: what is
+        pinned is paid for already, and its mass is the row's own. Groups of NaN are kept whatever they cost.
+
+        log_mass [B, H, Cq, Ck] as from `cell_scores`, sizes [B, H, Cq] and [B, H, Ck] int64, budgets [B, H]
+        int64 each -> [budgets, B, H, Cq, free] bool
+        """
+        broken = log_mass.isnan()
+        log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        found = self.spend_each(log_share, query_sizes, kv_sizes[..., :free], budgets)
+        occupied = (query_sizes[..., None] > 0) & (kv_sizes[..., None, :free] > 0)
+        return found | (broken[..., :free] & occupied)
+
+    def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
+        """Share of each query group's mass in the cells that are not kept; groups of NaN count as nothing.
+
+        log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32
+        """
+        share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
+        return torch.where(cells, 0.0, share).sum(-1)
 
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
         """NaN for what is finite in the channels that are `lost`, maybe in place.

@@ -60,6 +60,8 @@ class Reference(Backend):
 
 def _row_mask(query_labels: Tensor, kv_labels: Tensor, cells: Tensor) -> Tensor:
     """Which keys each row sees.  # [Nq, Nk] bool"""
+    if not cells.shape[1]:
+        return torch.zeros(len(query_labels), len(kv_labels), dtype=torch.bool, device=cells.device)
     mask = cells[query_labels.clamp(min=0)][:, kv_labels.clamp(min=0)]
     return mask & (query_labels >= 0)[:, None] & (kv_labels >= 0)
 

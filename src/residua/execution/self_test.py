@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -58,7 +59,8 @@ def run_self_test(
     with torch.no_grad():
         for shape in shapes:
             for dtype in dtypes:
-                for name, limit, work in _cases(backend, device, shape, dtype):
+                found_cases = (make(backend, device, shape, dtype) for make in (_cases, _stage_cases))
+                for name, limit, work in chain.from_iterable(found_cases):
                     label = "x".join(map(str, shape))
                     try:
                         found.append(Check(name, label, _short(dtype), work(), limit))
@@ -145,7 +147,7 @@ def _cases(
     )  # fmt: skip
     keys_, values = random(1, heads, cq, 19, dim), random(1, heads, cq, 19, dim)
     summary = SummaryKeys(keys_, values, random(1, heads, cq, 19))
-    drifting = SummaryKeys(keys_, values, summary.log_weight, drift)
+    drifting = SummaryKeys(keys_.to(dtype), values.to(dtype), summary.log_weight, drift)
     judge, loose = Reference(), LIMIT[dtype]
 
     def attend(with_summary: SummaryKeys | None) -> float:
@@ -206,6 +208,87 @@ def _cases(
             .mean()
         ),
     )
+
+
+def _stage_cases(
+    backend: Backend, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
+) -> Iterator[tuple[str, float, Callable[[], float]]]:
+    """The small stages: sorting, moments, slots, cells. `Backend` itself is plain torch."""
+    heads, kv_heads, queries, keys, dim = shape
+    judge, seeds = Reference(), iter(range(1000, 2000))
+
+    def random(*size: int, to: torch.dtype = torch.float32) -> Tensor:
+        generator = torch.Generator().manual_seed(next(seeds))
+        return torch.randn(size, generator=generator).to(device, to)
+
+    cq, ck, rank, scale = 5, 29, 16, dim**-0.5
+    k, v = (random(1, kv_heads, keys, dim, to=dtype) for _ in range(2))
+    query = Partition.from_labels(_labels(random(1, heads, queries), cq), cq)
+    kv = Partition.from_labels(_labels(random(1, kv_heads, keys), ck), ck)
+    yield "sort_groups", 0.0, lambda: _differ(backend.sort_groups(kv.labels, ck).order, kv.order)
+    yield "second_moment", EXACT, lambda: _off(
+        backend.second_moment(k, None, True), judge.second_moment(k, None, True)
+    )  # fmt: skip
+    metric = judge.second_moment(k, None, False)
+    yield "leading_factor", 1e-3, lambda: _off(
+        _square(backend.leading_factor(metric, rank)), _square(judge.leading_factor(metric, rank))
+    )  # fmt: skip
+    x, centres = random(heads, 90, 64), random(heads, 9, 64)
+    yield "lloyd", 1 - AGREE, lambda: _differ(
+        backend.lloyd_labels(x, centres, 2, None), judge.lloyd_labels(x, centres, 2, None)
+    )  # fmt: skip
+    factor = random(1, kv_heads, dim, rank) / dim**0.5
+    yield "coordinates", 1e-3, lambda: _off(
+        backend.coordinates(k, factor, False), judge.coordinates(k, factor, False)
+    )  # fmt: skip
+    mass, sizes = 3 * random(1, heads, cq, ck), kv.sizes.repeat_interleave(heads // kv_heads, 1)
+    budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
+    given = (mass, query.sizes, sizes, [budget], ck)
+    yield "best_cells", 1 - AGREE, lambda: _differ(backend.best_cells(*given), judge.best_cells(*given))
+    cells = random(1, 1, heads, cq, ck) > 0.3
+    yield "missed_mass", EXACT, lambda: _off(
+        backend.missed_mass(mass, cells), judge.missed_mass(mass, cells)
+    )  # fmt: skip
+    anchors = random(1, heads, cq, dim)
+    near = torch.arange(ck, device=device).remainder(3).expand(1, kv_heads, ck)
+    exact_mass = judge.cell_mass(anchors, k, kv, scale)
+    wanted = torch.ones(1, heads, dtype=torch.bool, device=device)
+    slots = judge.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)
+    yield "choose_slots", EXACT, lambda: _off(
+        backend.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)[2], slots[2]
+    )  # fmt: skip
+    yield "slot_summary", LIMIT[dtype], lambda: max(
+        map(_off, backend.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2],
+            judge.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2])
+    )  # fmt: skip
+    share, centroids = random(1, kv_heads, cq, ck).softmax(-1), judge.group_means(k, kv)
+    yield "mixed_covariance", LIMIT[dtype], lambda: max(
+        map(_off, backend.mixed_covariance(share, k, factor, v, kv, centroids),
+            judge.mixed_covariance(share, k, factor, v, kv, centroids))
+    )  # fmt: skip
+    left, right = random(1, kv_heads, dim, rank) / dim, random(1, kv_heads, rank, dim)
+    bias = random(1, kv_heads, dim)
+    yield "add_affine", LIMIT[dtype], lambda: _off(
+        backend.add_affine(v.float(), left, right, bias, dtype),
+        judge.add_affine(v.float(), left, right, bias, dtype),
+    )  # fmt: skip
+    holed = v.clone()
+    holed[:, :, 7, 3] = torch.nan
+    yield "lost_channels", 0.0, lambda: _differ(
+        backend.lost_channels(holed, None), judge.lost_channels(holed, None)
+    )  # fmt: skip
+    lost = judge.lost_channels(holed, None)[:, :, None]
+    yield "spoil", 0.0, lambda: _differ(backend.spoil(v.clone(), lost).isnan(), lost.expand_as(v))
+
+
+def _differ(got: Tensor, wanted: Tensor) -> float:
+    """Share of the entries that differ."""
+    return float((got != wanted).double().mean()) if got.shape == wanted.shape else float("inf")
+
+
+def _square(x: Tensor) -> Tensor:
+    """What does not depend on a rotation of the columns."""
+    return x.double() @ x.double().mT
 
 
 def _labels(draw: Tensor, groups: int) -> Tensor:

@@ -92,9 +92,9 @@ def group_tokens(
     keys = call.free_keys.take(call.k, 2)
     valid = None if call.key_mask is None else call.free_keys.take(call.key_mask, 1)
     key_factor = partitioner.key_factor(call, sizes, backend)
-    _, labels = _cluster(keys, key_factor, False, sizes.kv_groups, steps, key_start, valid, backend)
+    _, labels = _cluster(keys, key_factor, False, False, sizes.kv_groups, steps, key_start, valid, backend)
     kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups, backend)
-    means = backend.group_means(call.k, kv)  # [B, Hkv, Ck, D]
+    means = backend.sorted_means(call.k, kv)  # [B, Hkv, Ck, D]
     kv_centroids = keep_empty(
         means, kv, _first_rows(keys, sizes.kv_groups, valid) if key_start is None else key_start
     )
@@ -104,7 +104,9 @@ def group_tokens(
     if factor is not None and call.shares > 1:
         factor = factor.repeat_interleave(call.shares, dim=1)
     rows = call.free_queries.take(call.q, 2)
-    coordinates, labels = _cluster(rows, factor, True, sizes.query_groups, steps, query_start, None, backend)
+    coordinates, labels = _cluster(
+        rows, factor, True, keep_coordinates, sizes.query_groups, steps, query_start, None, backend
+    )
     query = backend.sort_groups(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
     means = backend.group_means(call.q, query)  # [B, H, Cq, D]
     query_centroids = keep_empty(
@@ -119,17 +121,20 @@ def _cluster(
     x: Tensor,
     factor: Tensor | None,
     normalise: bool,
+    keep: bool,
     groups: int,
     steps: int,
     start: Tensor | None,
     valid: Tensor | None,
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
-    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]."""
+    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]; `keep`: whether anybody
+    wants the coordinates for themselves."""
     batch, heads = x.shape[:2]
+    project = backend.project if keep else backend.coordinates
 
     def to_coordinates(rows: Tensor) -> Tensor:
-        return rows.float() if factor is None else backend.project(rows, factor, normalise)
+        return rows.float() if factor is None else project(rows, factor, normalise)
 
     coordinates = to_coordinates(x)
     if valid is not None:

@@ -94,7 +94,7 @@ def _as_before(call: Call, sizes: Sizes, memory: GroupMemory, backend: Backend) 
     return Grouping(
         query, kv,
         keep_empty(backend.group_means(call.q, query), query, memory.query_centroids),
-        keep_empty(backend.group_means(call.k, kv), kv, memory.kv_centroids),
+        keep_empty(backend.sorted_means(call.k, kv), kv, memory.kv_centroids),
         call.q.new_empty(0), pinned, memory.key_factor, memory.query_factor, memory.age + 1, reused,
     )  # fmt: skip
 

@@ -65,8 +65,14 @@ class Settings:
 
 
 def min_tokens_for(device: torch.device) -> int:
-    """How many video tokens a call needs on this device before sparse attention saves time."""
-    return MIN_TOKENS
+    """How many video tokens a call needs on this device before sparse attention saves time. For a GPU it is
+    what the static cost model says about it; nothing of that was measured."""
+    if device.type != "cuda":
+        return MIN_TOKENS
+    from ..bench.static.stored import break_even, nearest_gpu
+
+    gpu = nearest_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
+    return max(MIN_TOKENS, break_even(gpu))
 
 
 def make_settings(

@@ -41,6 +41,15 @@ class GroupedCall:
         return valid_keys(self.call)[:, None].double()
 
     @property
+    def key_count(self) -> Tensor | float:
+        """`keys`; a number where the shapes tell, so that a GPU launches nothing for it."""
+        return float(self.call.k.shape[2]) if self.call.key_mask is None else self.keys
+
+    def price(self, cost: HeadCost) -> Tensor | float:
+        """What that work costs a head of this call."""
+        return cost.fixed + cost.per_key * self.key_count
+
+    @property
     def routing_cost(self) -> HeadCost:
         """What scoring the cells costs."""
         groups = (self.grouping.query.groups, self.grouping.kv.groups)

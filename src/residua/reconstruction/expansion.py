@@ -16,12 +16,13 @@ SAMPLE = 512  # rows that show how queries leave their anchors and keys their ce
 def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> SummaryKeys:
     """One extra key per slot that is exact at the anchor, to first order around it."""
     anchors = grouping.anchors
-    keys, values = backend.slot_means(
+    # first, because it is content to see every value once
+    moving = drift(call, grouping, slots, rank, backend) if rank else None
+    keys, values, weight = backend.slot_summary(
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale,
         slots.near, slots.single,
     )  # fmt: skip
-    weight = slots.log_mass - call.scale * backend.matmul(anchors[..., None, :], keys.mT)[..., 0, :]
-    return SummaryKeys(keys, values, weight, drift(call, grouping, slots, rank, backend) if rank else None)
+    return SummaryKeys(keys, values, weight, moving)
 
 
 def drift(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> Drift:
@@ -29,20 +30,14 @@ def drift(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Back
     mass, in the `rank` directions in which both queries and keys vary most."""
     heads, shares = call.k.shape[1], call.shares
     to_query, to_key = directions(call, grouping, rank, backend)  # [B, Hkv, D, R] each
-    coordinates = backend.project(call.k, to_key, normalise=False)
-    # a group with NaN or Inf is kept, or its mean is lost: 0 * NaN must not spread it to all the others
-    covariance, variance = map(
-        backend.only_finite, backend.group_covariance(coordinates, call.v, grouping.kv)
-    )
     share = slots.share.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, Ck]
-    slope = backend.matmul(share, covariance.flatten(3))  # [B, Hkv, shares * Cq, R * Dv]
-    curve = 0.5 * backend.matmul(share, variance)
+    slope, curve = backend.mixed_covariance(share, call.k, to_key, call.v, grouping.kv, grouping.kv_centroids)
 
     def per_head(x: Tensor) -> Tensor:
         return x.unflatten(2, (shares, -1)).flatten(1, 2)
 
     origin = backend.matmul(grouping.anchors, to_query.repeat_interleave(shares, dim=1))  # [B, H, Cq, R]
-    return Drift(to_query, origin, per_head(curve), per_head(slope).unflatten(-1, (rank, -1)))
+    return Drift(to_query, origin, per_head(0.5 * curve), per_head(slope))
 
 
 def directions(call: Call, grouping: Grouping, rank: int, backend: Backend) -> tuple[Tensor, Tensor]:

@@ -93,7 +93,10 @@ def _candidates(
     """The probe rows as each choice would compute them.  # [B, H, M, Dv] fp32 each"""
     call, backend = grouped.call, grouped.backend
     query = backend.sort_groups(group, summary.keys.shape[2])
-    nothing = Route(query, grouped.grouping.kv, torch.zeros_like(cells))
+    kv = grouped.grouping.kv
+    # no K/V group at all, rather than none of them: a kernel sees that without looking at the cells
+    nobody = kv.labels.new_full((1, 1, 1), -1).expand_as(kv.labels)
+    nothing = Route(query, replace(kv, labels=nobody, offsets=kv.offsets[..., :1]), cells[..., :0])
     still = replace(summary, drift=None)
     value, top = backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)
 

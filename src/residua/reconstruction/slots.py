@@ -40,28 +40,11 @@ def assign_slots(
 
     log_mass [B, H, Cq, Ck], wanted [B, H] bool
     """
-    shares = log_mass.shape[1] // grouping.kv.offsets.shape[1]
-    occupied = grouping.kv.sizes.repeat_interleave(shares, dim=1)[..., None, :] > 0
-    skipped = ~route.cells & occupied & (grouping.query.sizes[..., None] > 0) & wanted[..., None, None]
-    mass = torch.where(skipped, log_mass, -torch.inf)
     near = neighbours(grouping, merged, backend)  # [B, Hkv, Ck]
-    index = (near.repeat_interleave(shares, dim=1) + single)[..., None, :].expand_as(mass)
-    heaviest = mass.topk(min(single, mass.shape[-1]), dim=-1).indices  # [B, H, Cq, single]
-    index = index.scatter(
-        -1, heaviest, torch.arange(heaviest.shape[-1], device=mass.device).expand_as(heaviest)
+    index, mass, share = backend.choose_slots(
+        log_mass, route.cells, grouping.query, grouping.kv, near, single, merged, wanted
     )
-    index = torch.where(skipped, index, single + merged)  # a spare last slot for what is kept
-
-    top = mass.new_full((*mass.shape[:-1], single + merged + 1), -torch.inf)
-    top = top.scatter_reduce(-1, index, mass, "amax")
-    safe = torch.where(top.isinf(), 0.0, top)
-    weight = (mass - safe.gather(-1, index)).exp()
-    total = torch.zeros_like(top).scatter_add_(-1, index, weight)
-    slot_mass = (total.log() + safe)[..., : single + merged]
-    everything = slot_mass.logsumexp(-1, keepdim=True)
-    share = torch.where(skipped, (mass - everything).exp(), 0.0)
-    index = torch.where(skipped, index, -1).to(torch.int32)
-    return Slots(index, slot_mass, share, near, single)
+    return Slots(index, mass, share, near, single)
 
 
 def neighbours(grouping: Grouping, count: int, backend: Backend) -> Tensor:

@@ -7,6 +7,7 @@ estimate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -58,13 +59,14 @@ class Summarised(Reconstruction):
         if grouped.config.skips_nothing:
             return Routing(keep_all(call, grouping))
         log_mass = cell_scores(call, grouping, grouped.config.score, backend)
-        overhead = grouped.routing_cost.at(grouped.keys) + self._judging_cost(grouped)
+        overhead = grouped.price(grouped.routing_cost) + self._judging_cost(grouped)
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
-        budget = bare_budget - self.summary_cost(grouped).at(grouped.keys).ceil().long()
+        summary = grouped.price(self.summary_cost(grouped))
+        budget = bare_budget - (math.ceil(summary) if isinstance(summary, float) else summary.ceil().long())
         scope = grouped.config.budget_scope
         routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend)
-        share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
-        missed = [_missed(found, grouping, share) for found in routes]
+        both = torch.stack([found.cells for found in routes])
+        missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
         bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
         cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)
         return Routing(replace(routes[0], cells=cells), log_mass, bare)
@@ -92,7 +94,8 @@ class Summarised(Reconstruction):
         out = narrow(out, grouped.call.q.dtype)
         if verdict.probes is None:
             return out, verdict.error
-        if grouped.call.broken_channels is None:  # otherwise it is known which are lost: extremes.give_back
+        # otherwise it is known which channels are lost: extremes.give_back
+        if grouped.call.broken_channels is None and out.device.type == "cpu":
             out = _poisoned(out, verdict.probes, grouped.backend)
         return verdict.probes.put(out), verdict.error
 
@@ -114,7 +117,7 @@ class Summarised(Reconstruction):
 
     def _judging_cost(self, grouped: GroupedCall) -> Tensor:
         """At most: the probe rows once more over the cells that they keep.  # [B, H]"""
-        return 1.5 * grouped.sizes.probes * grouped.allowed * grouped.keys
+        return 1.5 * grouped.sizes.probes * grouped.allowed * grouped.key_count
 
 
 def _dense_where(dense: Tensor, route: Route, grouped: GroupedCall) -> Route:
@@ -125,11 +128,10 @@ def _dense_where(dense: Tensor, route: Route, grouped: GroupedCall) -> Route:
     return replace(route, cells=route.cells | (every & dense[..., None, None]))
 
 
-def _missed(route: Route, grouping: Grouping, share: Tensor) -> Tensor:
-    """Mean share of a row's mass that is skipped, at the anchors; share [B, H, Cq, Ck].  # [B, H]"""
-    missed = torch.where(route.cells, 0.0, share).sum(-1)  # [B, H, Cq]
+def _mean_over_rows(x: Tensor, grouping: Grouping) -> Tensor:
+    """The mean over rows of what their query groups have in common.  # [..., B, H, Cq] -> [..., B, H]"""
     sizes = grouping.query.sizes
-    return (missed * sizes).sum(-1) / sizes.sum(-1).clamp(min=1)
+    return (x * sizes).sum(-1) / sizes.sum(-1).clamp(min=1)
 
 
 def _poisoned(out: Tensor, probes: Probes, backend: Backend) -> Tensor:

@@ -3,6 +3,7 @@ key centroid and its value centroid, without anchors."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
@@ -57,16 +58,28 @@ def merge_centroids(
     padded = slots.log_mass.new_full((batch, heads, cq, count + 1), float("inf"))
     padded[..., :count] = slots.log_mass
     weight = (log_mass - padded.gather(-1, index)).exp()  # 0 in the spare slot
-    widest = max(keys.shape[-1], values.shape[-1])
+    widest = max(keys.shape[-1], values.shape[-1], count + 1)
     step = chunk_rows(4 * batch * heads * groups * widest, cq)
     for source, sums in ((grouping.kv_centroids, keys), (means, values)):
         source = source.repeat_interleave(call.shares, dim=1)[..., None, :, :]  # [B, H, 1, Ck, D]
         for first in range(0, cq, step):
             part = slice(first, first + step)
-            terms = weight[:, :, part, :, None] * source
-            at = index[:, :, part, :, None].expand_as(terms)
-            sums[:, :, part].scatter_add_(-2, at, terms)
+            sums[:, :, part] = _add_by_slot(weight[:, :, part], source, index[:, :, part], count + 1)
     keys, values = keys[..., :count, :], values[..., :count, :]
     at_anchor = backend.matmul(grouping.anchors[..., None, :], keys.mT)[..., 0, :]
     log_weight = slots.log_mass - call.scale * at_anchor
     return SummaryKeys(keys, values, log_weight)
+
+
+def _add_by_slot(weight: Tensor, source: Tensor, index: Tensor, slots: int) -> Tensor:
+    """Weighted sums of what shares a slot, always added in the same order.
+
+    weight and index [B, H, M, Ck], source [B, H, 1, Ck, D] -> [B, H, M, slots, D]
+    """
+    if weight.device.type == "cpu":
+        terms = weight[..., None] * source
+        sums = terms.new_zeros(*terms.shape[:3], slots, terms.shape[-1])
+        return sums.scatter_add_(-2, index[..., None].expand_as(terms), terms)
+    # on a GPU scatter_add_ adds in any order; a product does not
+    slot = torch.arange(slots, device=index.device)[:, None]
+    return torch.where(index[..., None, :] == slot, weight[..., None, :], 0.0) @ source

@@ -37,6 +37,22 @@ def test_a_mask_that_is_too_wide(sanitizer):
     }  # fmt: skip
 
 
+@triton.jit
+def mark_kernel(Y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.atomic_max(Y + at, at, mask=at < n)
+
+
+def test_an_atomic_past_the_end(sanitizer):
+    whole = torch.zeros(64, dtype=torch.int32)
+    mark_kernel[(2,)](whole[:8], 8, BLOCK=16)
+    assert not sanitizer.findings
+    assert whole[:8].tolist() == list(range(8))
+    mark_kernel[(2,)](whole[:8], 9, BLOCK=16)
+    assert dict(sanitizer.findings) == {"mark_kernel: changes out of bounds": 2}
+    assert not whole[8:].any()  # it was not carried out
+
+
 def test_two_programs_that_write_one_address(sanitizer):
     assert run(sanitizer, step=12) == {"copy_kernel: two programs write one address"}
 

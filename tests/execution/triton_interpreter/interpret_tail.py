@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import assert_near, generator, ragged, random
 
+from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
 from residua.types import Partition
 
@@ -48,14 +49,28 @@ def test_slot_means(dtype, heads, kv_heads, anchors, keys, dim, value_dim):
     slots, near = random_slots(2, heads, kv_heads, anchors, 9)
     wanted_keys, wanted_values, mass = slot_truth(x, k, v, kv, slots, 7, 0.3)
     got = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.3, near, 4)
-    # two parts of a weight hold 16 binary digits in bf16, 22 in fp16
-    tolerance = 2e-4 if dtype == torch.bfloat16 else 2e-5
+    # 16-bit weights and results: each rounds by half a unit of values of up to 3, and members deviate by 2
+    tolerance = 2e-5 if dtype == torch.float32 else 3 * torch.finfo(dtype).eps
     for one, wanted in zip(got, (wanted_keys, wanted_values), strict=True):
         torch.testing.assert_close(one.double(), wanted, atol=tolerance, rtol=tolerance)
     assert torch.equal(got[0][..., 3, :], torch.zeros_like(got[0][..., 3, :]))  # nobody's slot
     assert torch.equal(got[0][..., 6, :], torch.zeros_like(got[0][..., 6, :]))
     again = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.3, near, 4)
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_slot_weighs_what_it_should_at_its_anchor(dtype):
+    """Whatever its key was rounded to."""
+    x, k = random(1, 2, 5, 64), random(1, 1, 60, 64, dtype=dtype, seed=1)
+    kv = ragged(1, 1, 60, 9, seed=3)
+    slots, near = random_slots(1, 2, 1, 5, 9)
+    *_, mass = slot_truth(x, k, k, kv, slots, 7, 0.3)
+    keys, _, weight = BACKEND.slot_summary(x, k, k, kv, slots, mass, 0.3, near, 4)
+    assert keys.dtype == dtype
+    at_anchor = weight.double() + 0.3 * (x.double()[..., None, :] @ keys.double().mT)[..., 0, :]
+    torch.testing.assert_close(at_anchor, mass.double(), atol=2e-5, rtol=2e-5)
+    assert (weight == -torch.inf).any()
 
 
 def test_every_group_in_a_slot_of_its_own():
@@ -95,7 +110,46 @@ def test_many_light_keys_keep_their_weight():
     keys, _ = BACKEND.slot_means(
         torch.zeros(1, 1, 1, 16), k, v, kv, slots, mass, 1.0, torch.zeros(1, 1, 4, dtype=torch.long), 0
     )
-    torch.testing.assert_close(keys[0, 0, 0, 0].double(), k[0, 0].double().mean(0), atol=2e-6, rtol=2e-6)
+    wanted = k[0, 0].double().mean(0)
+    torch.testing.assert_close(keys[0, 0, 0, 0].double(), wanted, atol=0, rtol=torch.finfo(torch.half).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("dim", "value_dim", "rank"), [(64, 64, 16), (40, 24, 5), (256, 256, 16)])
+def test_mixed_covariance(dtype, dim, value_dim, rank):
+    """From the keys, in one pass: as from their coordinates in fp64."""
+    k = random(1, 120, 2, dim, dtype=dtype).transpose(1, 2) + 3
+    v = random(1, 2, 120, value_dim, dtype=dtype, seed=1) + 5
+    kv, factor = ragged(1, 2, 120, 7, loose=True), random(1, 2, dim, rank, seed=2) / dim**0.5
+    share = random(1, 2, 6, 7, seed=3).softmax(-1)
+    wide = Reference()
+    centroids = wide.group_means(k.double(), kv)
+    wanted = [torch.zeros(1, 2, 6, rank, value_dim).double(), torch.zeros(1, 2, 6, rank).double()]
+    for head in range(2):
+        for group in range(7):
+            rows = kv.labels[0, head] == group
+            if rows.any():
+                x = k[0, head, rows].double() @ factor[0, head].double()
+                x, y = x - x.mean(0), v[0, head, rows].double() - v[0, head, rows].double().mean(0)
+                part = share[0, head, :, group].double()
+                wanted[0][0, head] += part[:, None, None] * (x.mT @ y / len(x))
+                wanted[1][0, head] += part[:, None] * x.square().mean(0)
+    got = BACKEND.mixed_covariance(share, k, factor, v, kv, centroids.float())
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2  # shares, covariances and results are bf16
+    for one, truth in zip(got, wanted, strict=True):
+        assert (one.double() - truth).abs().max() <= tolerance * truth.abs().max()
+    with BACKEND.session():  # there the values are sorted on the way
+        again = BACKEND.mixed_covariance(share, k, factor, v, kv, centroids.float())
+        rows, lost = BACKEND.group_major(v, kv), BACKEND.lost_channels(v, None)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    assert not lost.any()
+    for head in range(2):
+        inside = kv.order[0, head, : kv.offsets[0, head, -1]]
+        assert torch.equal(rows[0, head, : len(inside), :value_dim], v[0, head, inside])
+    k[0, 0, 0] = torch.nan  # its group counts as nothing, the others stay
+    spoiled = BACKEND.mixed_covariance(share, k, factor, v, kv, centroids.float())
+    assert all(x.isfinite().all() for x in spoiled)
+    assert torch.equal(spoiled[0][:, 1], got[0][:, 1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

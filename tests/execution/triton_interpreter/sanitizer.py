@@ -54,6 +54,10 @@ class Sanitizer:
             self.writer[address] = program
         return inside
 
+    def change(self, program: Any, addresses: np.ndarray, size: int) -> np.ndarray:
+        """Which of the addresses of an atomic operation are inside a tensor of the launch."""
+        return self._inside("changes", addresses, size)
+
     def _inside(self, what: str, addresses: np.ndarray, size: int) -> np.ndarray:
         self.addresses += addresses.size
         inside = np.zeros(addresses.shape, bool)
@@ -83,6 +87,7 @@ def install(found: Sanitizer) -> None:
     """Puts the sanitizer between the interpreter and memory."""
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     load, store, prepare = builder.create_masked_load, builder.create_masked_store, executor._init_args_hst
+    change = builder.create_atomic_rmw
 
     def prepared(self: Any, args: Any, kwargs: Any) -> Any:
         host = prepare(self, args, kwargs)
@@ -96,8 +101,13 @@ def install(found: Sanitizer) -> None:
     def stored(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         return store(self, pointers, value, _checked(self, found.store, pointers, mask), *rest)
 
+    def changed(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        # what atomics meet of each other is no race; where they write is checked all the same
+        return change(self, operation, pointers, value, _checked(self, found.change, pointers, mask), *rest)
+
     executor._init_args_hst = prepared
     builder.create_masked_load, builder.create_masked_store = loaded, stored
+    builder.create_atomic_rmw = changed
 
 
 def _checked(builder: Any, check: Any, pointers: Any, mask: Any) -> Any:

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -30,6 +30,8 @@ HOST_US = 4.5  # that Python and torch need per kernel; they run ahead of the GP
 SCHEDULERS = 4  # warps that a processor can issue from in one clock
 SPECIAL = 16  # exponentials per clock of a processor
 WARP_MMA = 0.62  # share of sm_90's matrix rate that instructions of single warps reach
+WARP_KERNELS = ("slots", "covariance", "key_covariance")  # too few rows for the others
+LIBRARY_MMA = 0.5  # share of the matrix rate that a product of torch in 16 bits reaches
 REGISTERS = 65536
 
 ASSUMPTIONS = (
@@ -39,6 +41,8 @@ ASSUMPTIONS = (
     f"{LAUNCH_US} us per kernel on the GPU and {HOST_US} us on the host, which runs ahead",
     "device memory is moved once per kernel and tensor; a sort of 32-bit keys moves it five times",
     "the route is that of one head of a synthetic call of medium concentration",
+    "the figures are those of a warm call that clusters its tokens; most calls keep the groups of the one "
+    "before, which is cheaper",
 )
 
 
@@ -98,21 +102,40 @@ class Estimate:
     stages: tuple[StageCost, ...]
     kernels: tuple[KernelCost, ...]
     host_ms: float
+    kept: Estimate | None = None  # the same call where its tokens stay in the groups of the call before
+    regroup_every: int = 1  # so many calls share their groups
+
+    @property
+    def mean_ms(self) -> float:
+        """Over the calls that share their groups: one clusters, the others do not."""
+        if self.kept is None:
+            return self.estimated_ms
+        others = self.regroup_every - 1
+        return (self.estimated_ms + others * self.kept.estimated_ms) / self.regroup_every
 
     @property
     def dense_tflop(self) -> float:
         return 4 * self.task.tokens**2 * self.task.head_dim * self.task.heads / 1e12
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: the figures first, then what they are made of."""
-        fa2, fa3 = self.dense_tflop / self.gpu.dense * 1e3, self.dense_tflop / self.gpu.fast_dense * 1e3
+    def figures(self) -> dict[str, float]:
+        """What everything else explains."""
         return {
             "estimated_ms": self.estimated_ms,
             "launches": self.launches,
             "gigabytes": self.gigabytes,
             "peak_gib": self.peak_gib,
             "mma_utilisation": self.tiles.utilisation,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the figures first, then what they are made of."""
+        fa2, fa3 = self.dense_tflop / self.gpu.dense * 1e3, self.dense_tflop / self.gpu.fast_dense * 1e3
+        return {
+            **self.figures(),
             "stages": [asdict(stage) for stage in self.stages],
+            "mean_ms": self.mean_ms,
+            "regroup_every": self.regroup_every,
+            "kept_groups": None if self.kept is None else self.kept.figures(),
             "dense_ms": {"flash-attention-2": fa2, "best published": fa3},
             "speedup": {
                 "flash-attention-2": fa2 / self.estimated_ms,
@@ -135,13 +158,33 @@ def estimate(task: Task, gpu: Gpu, workers: int | None = None, config: Config | 
         workers: processes that compile; None: one per core, two at most.
         config: settings; None: the defaults at the task's density.
     """
-    trace = trace_call(
-        config or Config(density=task.density), tokens=task.tokens, heads=task.heads, head_dim=task.head_dim,
-        kv_heads=task.kv_heads, processors=gpu.processors, arch=gpu.arch,
-    )  # fmt: skip
-    tiles = tiles_of(trace, task)
-    codes = compile_launches(trace.launches, gpu.arch, workers)
-    return add_up(task, gpu, trace, tiles, codes)
+    config = config or Config(density=task.density)
+    traces = trace_both(config, task, gpu)
+    tiles = tiles_of(traces[0], task)
+    codes = compile_launches([x for trace in traces for x in trace.launches], gpu.arch, workers)
+    return add_both(task, gpu, traces, tiles, codes, config.regroup_every)
+
+
+def trace_both(config: Config, task: Task, gpu: Gpu) -> list[Trace]:
+    """A warm call that clusters its tokens, and one that keeps the groups of the call before."""
+    shape = {"tokens": task.tokens, "heads": task.heads, "head_dim": task.head_dim, "kv_heads": task.kv_heads}
+    device = {"processors": gpu.processors, "arch": gpu.arch}
+    both = dict.fromkeys((replace(config, regroup_every=1), config))
+    return [trace_call(one, **shape, **device) for one in both]  # type: ignore[arg-type]
+
+
+def add_both(
+    task: Task,
+    gpu: Gpu,
+    traces: Sequence[Trace],
+    tiles: RouteTiles,
+    codes: dict[tuple[Any, ...], Code],
+    regroup_every: int,
+) -> Estimate:
+    """The estimate of the call that clusters, with that of the other one in it."""
+    found = [add_up(task, gpu, trace, tiles, codes) for trace in traces]
+    kept = found[1] if len(found) > 1 else None
+    return replace(found[0], kept=kept, regroup_every=regroup_every)
 
 
 def tiles_of(trace: Trace, task: Task) -> RouteTiles:
@@ -211,7 +254,7 @@ def kernel_ms(work: Work, code: Code, programs: int, gpu: Gpu) -> tuple[float, s
     issue += slots * code.straight * programs
     waits = slots * sum(n * loop.dependent for n, loop in zip(trips, loops, strict=False))
     special = 32 * code.warps / SPECIAL * sum(n * x.special for n, x in zip(trips, loops, strict=False))
-    rate = gpu.mma * (WARP_MMA if gpu.arch == 90 and code.name in ("slots", "covariance") else 1.0)
+    rate = gpu.mma * (WARP_MMA if gpu.arch == 90 and code.name in WARP_KERNELS else 1.0)
     matrix = work.flops / rate
     seconds = {
         "matrix": matrix,
@@ -233,6 +276,8 @@ def kernel_ms(work: Work, code: Code, programs: int, gpu: Gpu) -> tuple[float, s
 def operation_ms(op: Operation, gpu: Gpu) -> tuple[float, str]:
     """Milliseconds of one operation of torch."""
     rate = gpu.fp64 if op.dtype == "float64" else gpu.fp32
+    if op.dtype in ("bfloat16", "float16"):
+        rate = LIBRARY_MMA * gpu.mma * gpu.processors * gpu.clock / 1e12
     times = {
         "launch": op.kernels * LAUNCH_US * 1e-3,
         "memory": op.bytes / (gpu.bandwidth * 1e9),

@@ -105,6 +105,12 @@ def lines(found: Estimate, code: Code | None) -> list[str]:
         f"matrix utilisation of the attention kernel: {found.tiles.utilisation:.3f}; "
         f"peak memory above q, k, v: {found.peak_gib:.2f} GiB; the host needs {found.host_ms:.1f} ms"
     ]
+    if found.kept is not None:
+        said.append(
+            f"{found.regroup_every - 1} of {found.regroup_every} calls keep their groups: "
+            f"{found.kept.estimated_ms:.1f} ms, {found.kept.launches} launches, "
+            f"{found.kept.gigabytes:.1f} GB; on average {found.mean_ms:.1f} ms"
+        )
     if code is not None:
         own = next(k for k in found.kernels if k.kernel == "attend" and k.stage == "attention").instructions[
             0

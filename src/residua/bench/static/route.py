@@ -34,6 +34,7 @@ class RouteTiles:
     low_full_trips: float
     low_cut_trips: float
     small_key_tiles: float  # tiles of 32 keys, when every K/V group is walked by itself
+    runs: float  # of keys side by side, that a query group keeps
     query_groups: int
     kv_groups: int
     tile: tuple[int, int]  # rows and keys of a full tile
@@ -74,17 +75,18 @@ def count_tiles(route: Route, rows: int, keys: int, low: bool) -> RouteTiles:
         low: whether what is left of a query group may be a tile of half the rows.
     """
     heads = route.cells.shape[1]
-    sums = dict.fromkeys(("tall", "low", "full", "cut", "low_full", "low_cut"), 0)
+    sums = dict.fromkeys(("tall", "low", "full", "cut", "low_full", "low_cut", "runs"), 0)
     for head in range(heads):
         offsets = route.kv.offsets[0, head].tolist()
         for group, count in enumerate(route.query.sizes[0, head].tolist()):
-            full, cut = pack(_runs(route.cells[0, head, group].nonzero()[:, 0].tolist(), offsets), keys)
+            runs = _runs(route.cells[0, head, group].nonzero()[:, 0].tolist(), offsets)
+            full, cut = pack(runs, keys)
             rest = count % rows
             short = int(low and 0 < rest <= rows // 2)
             tall = count // rows + int(rest > 0) - short
             for name, value in (
                 ("tall", tall), ("low", short), ("full", tall * full), ("cut", tall * cut),
-                ("low_full", short * full), ("low_cut", short * cut),
+                ("low_full", short * full), ("low_cut", short * cut), ("runs", len(runs)),
             ):  # fmt: skip
                 sums[name] += value
     sizes = route.kv.sizes[0].double()
@@ -98,6 +100,7 @@ def count_tiles(route: Route, rows: int, keys: int, low: bool) -> RouteTiles:
         low_full_trips=sums["low_full"] / heads,
         low_cut_trips=sums["low_cut"] / heads,
         small_key_tiles=float((sizes / 32).ceil().sum() / heads),
+        runs=sums["runs"] / max(1, heads * route.cells.shape[2]),
         query_groups=route.cells.shape[2],
         kv_groups=route.cells.shape[3],
         tile=(rows, keys),

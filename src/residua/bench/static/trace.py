@@ -67,6 +67,7 @@ class Shape:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    storage: int = 0  # tells tensors apart that are given by two names
 
     @property
     def bytes(self) -> int:
@@ -163,6 +164,10 @@ def _bytes(x: Tensor) -> int:
     return x.element_size() * math.prod(size for size, step in zip(x.shape, x.stride(), strict=True) if step)
 
 
+def _shape(x: Tensor) -> Shape:
+    return Shape(tuple(x.shape), tuple(x.stride()), x.dtype, x.untyped_storage()._cdata)
+
+
 @contextmanager
 def _stages(stage: list[str]) -> Iterator[None]:
     """Takes down in which stage of the call we are."""
@@ -192,10 +197,7 @@ def recorded_launches(trace: Trace, stage: list[str]) -> Iterator[None]:
         if len(devices) > 1:
             trace.mixed.append(self.fn.__name__)
         # the tensors themselves must not outlive the call, or its peak of memory would be another
-        shapes = {
-            name: Shape(tuple(x.shape), tuple(x.stride()), x.dtype) if isinstance(x, Tensor) else x
-            for name, x in arguments.items()
-        }
+        shapes = {name: _shape(x) if isinstance(x, Tensor) else x for name, x in arguments.items()}
         rest = {name: value for name, value in options.items() if name not in names}
         trace.launches.append(Launch(stage[-1], self, math.prod(grid), shapes, rest))
 

@@ -29,9 +29,10 @@ def cdiv(value: float, step: float) -> int:
 
 
 def tensors(launch: Launch, *skip: str) -> float:
-    """Bytes of all tensors of a launch, each storage once by name."""
+    """Bytes of all tensors of a launch, each once: a pointer that a variant does not read is given another
+    tensor's."""
     shapes = [x for name, x in launch.arguments.items() if isinstance(x, Shape) and name not in skip]
-    return float(sum(x.bytes for x in shapes))
+    return float(sum({x.storage: x.bytes for x in shapes}.values()))
 
 
 def _attend(launch: Launch, tiles: RouteTiles) -> Work:
@@ -53,12 +54,14 @@ def _attend(launch: Launch, tiles: RouteTiles) -> Work:
     summary = count * cdiv(room, a["BT"])
     elements = a["Q"].dtype.itemsize
     trip = 2 * a["BM"] * (a["BD"] + a["BDV"])
-    own = count * room * (a["D"] + a["DV"]) * 4
+    slot = (a["SUMMARY_K"].bytes + a["SUMMARY_V"].bytes) / max(1, heads * a["CQ"] * room) if room else 0
+    own = count * room * slot
     moved = share * rows * (a["D"] * elements + a["DV"] * a["OUT"].dtype.itemsize + 12 + 4 * a["R"])
     moved += tiles.tokens * (a["BD"] + a["BDV"]) * elements if full else 0
-    moved += min(own, a["CQ"] * room * (a["D"] + a["DV"]) * 4) + (full + cut) / max(1.0, count) * 12 * a["CQ"]
+    moved += min(own, a["CQ"] * room * slot) + (full + cut) / max(1.0, count) * 12 * a["CQ"]
     cached = (full + cut) * a["BN"] * (a["BD"] + a["BDV"]) * elements + own
-    flops = (full + cut) * a["BN"] * trip + summary * 2 * a["BM"] * a["BT"] * (2 * a["BD"] + a["BDV"])
+    parts = 1 if a["SUMMARY_K"].dtype == a["Q"].dtype else 2
+    flops = (full + cut) * a["BN"] * trip + summary * 2 * a["BM"] * a["BT"] * (parts * a["BD"] + a["BDV"])
     loops = [full, cut] + ([summary] if a["SUMMARY"] else [])
     return Work(
         heads * moved,
@@ -78,7 +81,7 @@ def _mass(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(
         tensors(launch),
         (rows * a["CK"], trips),
-        3 * 2 * a["BM"] * a["BN"] * a["BD"] * trips,
+        2 * 2 * a["BM"] * a["BN"] * a["BD"] * trips,
         2 * heads * a["CQ"] * a["NK"] * a["D"],
         trips * a["BN"] * key + launch.grid * a["BM"] * a["D"] * 4,
     )
@@ -92,7 +95,7 @@ def _slots(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(
         tensors(launch),
         (rows * a["hoods"], rows * a["CK"], trips),
-        2 * a["BM"] * a["BN"] * (3 * a["BD"] + 2 * (a["BD"] + a["BDV"])) * trips,
+        2 * a["BM"] * a["BN"] * (3 * a["BD"] + a["BDV"]) * trips,
         2 * heads * a["CQ"] * a["NK"] * (2 * a["D"] + a["DV"]),
         trips * a["BN"] * (a["BD"] + a["BDV"]) * a["K"].dtype.itemsize + a["SLOTS"].bytes + a["OUT_K"].bytes,
     )
@@ -123,7 +126,7 @@ def _assign(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(
         tensors(launch, "VALID"),
         (trips,),
-        3 * 2 * a["BN"] * a["BC"] * a["BR"] * trips,
+        (2 if a["X"].dtype.itemsize == 2 else 3) * 2 * a["BN"] * a["BC"] * a["BR"] * trips,
         2 * groups * a["N"] * a["C"] * a["R"],
         trips * a["BC"] * a["BR"] * 4,
     )
@@ -134,7 +137,8 @@ def _project(launch: Launch, tiles: RouteTiles) -> Work:
     x = a.get("X") or a["Q"]
     trips = launch.grid * cdiv(a["D"], a["BK"])
     heads = x.sizes[0] * x.sizes[1]
-    flops = 3 * TF32 * 2 * a["BN"] * a["BK"] * a["BR"] * trips
+    width = TF32 if x.dtype.itemsize == 4 or launch.name == "drift" else 1
+    flops = 3 * width * 2 * a["BN"] * a["BK"] * a["BR"] * trips
     return Work(tensors(launch), (trips,), flops, 2 * heads * x.sizes[2] * a["D"] * a["R"])
 
 
@@ -145,6 +149,14 @@ def _covariance(launch: Launch, tiles: RouteTiles) -> Work:
     flops = 3 * TF32 * 2 * a["BR"] * a["BN"] * a["BDV"] * trips
     useful = 2 * heads * a["N"] * a["R"] * a["DV"]
     return Work(tensors(launch), (trips,), flops, useful, 2 * (a["X"].bytes + a["V"].bytes))
+
+
+def _key_covariance(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    heads = a["K"].sizes[0] * a["K"].sizes[1]
+    trips = heads * tiles.small_key_tiles * 32 / a["BN"]
+    flops = 2 * a["BR"] * a["BN"] * (3 * a["BD"] + 2 * a["BDV"]) * trips
+    return Work(tensors(launch), (trips,), flops, 2 * heads * a["N"] * a["R"] * (a["D"] + a["DV"]))
 
 
 def _moment(launch: Launch, tiles: RouteTiles) -> Work:
@@ -173,8 +185,10 @@ def _subspace(launch: Launch, tiles: RouteTiles) -> Work:
 def _key_tiles(launch: Launch, tiles: RouteTiles) -> Work:
     a = launch.arguments
     written = launch.grid * 12 * (tiles.full_trips + tiles.cut_trips) / max(1.0, tiles.tall_tiles)
-    # every K/V group is looked up in turn: one wait for the cache each
-    return Work(a["CELLS"].bytes + written, serial_cycles=500.0 * a["C"])
+    written += launch.grid * 16 * tiles.runs  # once written, once read
+    # blocks of K/V groups, then every run in turn: one wait for the cache each
+    cycles = 1500.0 * cdiv(a["C"], a["BC"]) + 500.0 * tiles.runs
+    return Work(a["CELLS"].bytes + written, serial_cycles=cycles)
 
 
 def _fill(launch: Launch, tiles: RouteTiles) -> Work:
@@ -204,7 +218,8 @@ def _spoil(launch: Launch, tiles: RouteTiles) -> Work:
 
 WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
     "attend": _attend, "mass": _mass, "slots": _slots, "rows": _rows(1), "split": _rows(2), "assign": _assign,
-    "project": _project, "drift": _project, "covariance": _covariance, "moment": _moment,
+    "project": _project, "drift": _project, "covariance": _covariance,
+    "key_covariance": _key_covariance, "moment": _moment,
     "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,
     "starts": _starts, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
 }  # fmt: skip

@@ -5,10 +5,25 @@ from .grouping import eigh, gather_rows, group_means, kmeans_step, project, seco
 from .residual_fit import add_affine, fit_residual
 from .routing import cell_mass, spend
 from .rows import attend_rows, central_rows, row_peaks, split_rows
-from .summary import group_covariance, slot_means
+from .summary import choose_slots, group_covariance, slot_means
 
 __all__ = [
-    "add_affine", "attend_rows", "cell_mass", "central_rows", "eigh", "fit_residual", "gather_rows",
-    "group_covariance", "group_means", "kmeans_step", "project", "row_peaks", "second_moment",
-    "shared_directions", "slot_means", "spend", "split_rows",
+    "add_affine",
+    "attend_rows",
+    "cell_mass",
+    "central_rows",
+    "choose_slots",
+    "eigh",
+    "fit_residual",
+    "gather_rows",
+    "group_covariance",
+    "group_means",
+    "kmeans_step",
+    "project",
+    "row_peaks",
+    "second_moment",
+    "shared_directions",
+    "slot_means",
+    "spend",
+    "split_rows",
 ]  # fmt: skip

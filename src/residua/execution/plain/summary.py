@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ...types import Partition
 from .chunks import chunk_rows
 from .grouping import group_means
+
+
+def choose_slots(
+    log_mass: Tensor,
+    cells: Tensor,
+    query: Partition,
+    kv: Partition,
+    near: Tensor,
+    single: int,
+    merged: int,
+    wanted: Tensor,
+    matmul: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    kv_heads = kv.offsets.shape[1]
+    shares = log_mass.shape[1] // kv_heads
+    occupied = kv.sizes.repeat_interleave(shares, dim=1)[..., None, :] > 0
+    skipped = ~cells & occupied & (query.sizes[..., None] > 0) & wanted[..., None, None]
+    mass = torch.where(skipped, log_mass, -torch.inf)
+    index = (near.repeat_interleave(shares, dim=1) + single)[..., None, :].expand_as(mass)
+    heaviest = mass.topk(min(single, mass.shape[-1]), dim=-1).indices  # [B, H, Cq, single]
+    index = index.scatter(
+        -1, heaviest, torch.arange(heaviest.shape[-1], device=mass.device).expand_as(heaviest)
+    )
+    index = torch.where(skipped, index, single + merged)  # a spare last slot for what is kept
+
+    top = mass.new_full((*mass.shape[:-1], single + merged + 1), -torch.inf)
+    top = top.scatter_reduce(-1, index, mass, "amax")
+    safe = torch.where(top.isinf(), 0.0, top)
+    # sums by products with a one-hot matrix: torch's scatter_add_ adds in any order on a GPU
+    shared = torch.where(skipped & (index >= single), (mass - safe.gather(-1, index)).exp(), 0.0)
+    shared = shared.unflatten(1, (kv_heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, Ck]
+    member = torch.nn.functional.one_hot(near, max(1, merged))[..., :merged].to(shared.dtype)
+    total = matmul(shared, member).unflatten(2, (shares, -1)).flatten(1, 2)  # [B, H, Cq, merged]
+    slot_mass = torch.cat([top[..., :single], total.log() + safe[..., single : single + merged]], -1)
+    everything = slot_mass.logsumexp(-1, keepdim=True)
+    share = torch.where(skipped, (mass - everything).exp(), 0.0)
+    return torch.where(skipped, index, -1).to(torch.int32), slot_mass, share
 
 
 def slot_means(

@@ -38,7 +38,7 @@ def attend_kernel(
     SUMMARY_W,  # [B, H, CQ, T] fp32
     Y,  # [B, H, NQ, R] fp32, or any pointer
     BEND,  # [B, H, NQ] fp32
-    SLOPE,  # [B, H, CQ, R, DV] fp32
+    SLOPE,  # [B, H, CQ, R, DV] fp32 or bf16
     H,
     shares,
     NQ,
@@ -157,7 +157,7 @@ def attend_kernel(
                 # another tl.dot makes the compiler hold q in registers, and spill
                 for r in tl.range(0, rank, num_stages=1):
                     y = tl.load(Y + r, mask=index < stop, other=0.0) * tail
-                    slope = tl.load(SLOPE + r * DV + own_cols)
+                    slope = tl.load(SLOPE + r * DV + own_cols).to(tl.float32)
                     acc += y[:, None] * slope[None, :]
             else:
                 ranks = tl.arange(0, BR)
@@ -165,7 +165,7 @@ def attend_kernel(
                 y = tl.load(Y[:, None] + ranks[None, :], mask=row_mask & own[None, :], other=0.0)
                 slope = tl.load(SLOPE + ranks[:, None] * DV + own_cols[None, :], mask=own[:, None], other=0.0)
                 # tf32 has the range of fp32, and no fewer digits than the values
-                acc = tl.dot(y * tail[:, None], slope, acc, input_precision="tf32")
+                acc = tl.dot(y * tail[:, None], slope.to(tl.float32), acc, input_precision="tf32")
 
     # nothing kept: 0 and -inf. A sum of 0 over kept keys is dense attention's 0 / 0 and stays NaN
     empty = (full + cut == 0) & (total == 0.0)
@@ -182,16 +182,17 @@ def attend_kernel(
     tl.store(LSE + head * NQ + rows, lse, mask=index < stop)
 
 
-def tiles_for(width: int, dtype: torch.dtype, summary: bool, drift: bool) -> Tiles:
+def tiles_for(width: int, dtype: torch.dtype, summary: bool, ragged: bool = False) -> Tiles:
     """Tile sizes without spills that fit every supported GPU; the compile gate proves it."""
     if dtype == torch.float32:
         if width <= 64:
             return Tiles(64, 32, 8, 2)
-        return Tiles(16 if drift and width <= 128 else 32, 16, 8, 2 if width <= 128 else 1)
+        return Tiles(16 if summary and width <= 128 else 32, 16, 8, 2 if width <= 128 else 1)
     if width <= 128:
-        return Tiles(128, 64, 8, 3)
+        # rows that end inside a block of 16 columns are addressed column by column, which takes registers
+        return Tiles(64 if summary and ragged else 128, 64, 8, 3)
     # the two parts of a summary key of 256 columns leave registers for few rows only
-    return Tiles(16 if summary else 64, 32, 8, 2)
+    return Tiles(16 if summary else 32, 32, 8, 2)
 
 
 def low_tiles(size: Tiles) -> Tiles | None:
@@ -222,7 +223,8 @@ def attend(
         return out, lse
     width = max(padded(dim), padded(value_dim))
     drift = summary.drift if summary is not None else None
-    size = tiles_for(width, q.dtype, summary is not None, drift is not None)
+    ragged = (dim % 16 or value_dim % 16) > 0
+    size = tiles_for(width, q.dtype, summary is not None, ragged)
     low = low_tiles(size)
     schedule = schedule_tiles(route, size.rows, size.keys, low is not None)
     weighted = (summary.keys, summary.values, summary.log_weight) if summary is not None else (q, q, q)
@@ -245,7 +247,7 @@ def attend(
             schedule.key_tiles,
             schedule.counts,
             *(t.contiguous() if summary is not None else t for t in weighted),
-            *(t.float().contiguous() if drift is not None else t for t in moved),
+            *(t.contiguous() if drift is not None else t for t in moved),
             heads,
             heads // kv_heads,
             count,

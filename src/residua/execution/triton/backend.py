@@ -108,26 +108,31 @@ class TritonBackend(Backend):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Inside, rows that are wanted in the same order again are gathered once."""
-        outer = getattr(_SESSION, "gathered", None)
-        _SESSION.gathered = {}
+        outer = (getattr(_SESSION, "gathered", None), getattr(_SESSION, "lost", None))
+        _SESSION.gathered, _SESSION.lost = {}, {}
         try:
             yield
         finally:
-            _SESSION.gathered = outer
+            _SESSION.gathered, _SESSION.lost = outer
 
-    def group_major(self, x: Tensor, order: Tensor) -> Tensor:
-        """Rows of x [B, Hkv, N, D] in that order, zeros behind column D up to the width of a tile."""
-        from .permute import gather_rows
+    def group_major(self, x: Tensor, kv: Partition, values: bool = False) -> Tensor:
+        """Rows of x [B, Hkv, N, D] in the order of their groups, zeros behind column D up to the width of a
+        tile. Of values it is noted on the way which channels are not finite."""
+        from .permute import gather_noting, gather_rows
         from .shapes import padded
 
         known = getattr(_SESSION, "gathered", None)
-        # x and order are held by the entry, so that no other tensor can take over their identity
-        key = (id(x), id(order))
+        # x and the order are held by the entry, so that no other tensor can take over their identity
+        key = (id(x), id(kv.order))
         if known is not None and key in known:
             return known[key][0]
-        found = gather_rows(x, order, padded(x.shape[-1]))
+        if known is None or not values or not kv.groups:
+            found = gather_rows(x, kv.order, padded(x.shape[-1]))
+        else:
+            found, lost = gather_noting(x, kv.order, kv.offsets, padded(x.shape[-1]))
+            _SESSION.lost[id(x)] = (lost, x)
         if known is not None:
-            known[key] = (found, x, order)
+            known[key] = (found, x, kv.order)
         return found
 
     @entry
@@ -135,6 +140,13 @@ class TritonBackend(Backend):
         from .projection import project
 
         return project(x, factor, normalise)
+
+    @entry
+    def coordinates(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+        from .projection import project
+
+        # 11 binary digits are more than rows of 16 bits have to offer
+        return project(x, factor, normalise, torch.float32 if x.dtype == torch.float32 else torch.float16)
 
     @entry
     def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,10 +167,22 @@ class TritonBackend(Backend):
         return segment_means(x, partition.order, partition.offsets)
 
     @entry
+    def sorted_means(self, x: Tensor, partition: Partition) -> Tensor:
+        from .segments import segment_means
+        from .shapes import padded
+
+        known = getattr(_SESSION, "gathered", None)
+        if known is None:
+            return self.group_means(x, partition)
+        rows = torch.empty(*x.shape[:3], padded(x.shape[-1]), dtype=x.dtype, device=x.device)
+        known[id(x), id(partition.order)] = (rows, x, partition.order)
+        return segment_means(x, partition.order, partition.offsets, keep=rows)
+
+    @entry
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
         from .mass import cell_mass
 
-        return cell_mass(anchors, self.group_major(k, kv.order), kv.offsets, scale)
+        return cell_mass(anchors, self.group_major(k, kv), kv.offsets, scale)
 
     @entry
     def attend(
@@ -173,10 +197,21 @@ class TritonBackend(Backend):
     ) -> tuple[Tensor, Tensor]:
         from .attend import attend
 
-        keys, values = (self.group_major(x, route.kv.order) for x in (k, v))
+        keys, values = self.group_major(k, route.kv), self.group_major(v, route.kv, values=True)
         if q.shape[2] >= k.shape[2] and getattr(_SESSION, "gathered", None):
             _SESSION.gathered.clear()  # after all rows have attended, nobody wants the copies again
         return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
+
+    @entry
+    def choose_slots(
+        self, log_mass: Tensor, cells: Tensor, query: Partition, kv: Partition, near: Tensor, single: int,
+        merged: int, wanted: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        from .choose_slots import MAX_GROUPS, choose_slots
+
+        if kv.groups > MAX_GROUPS:
+            return super().choose_slots(log_mass, cells, query, kv, near, single, merged, wanted)
+        return choose_slots(log_mass, cells, query.offsets, kv.offsets, near, single, merged, wanted)
 
     @entry
     def slot_means(
@@ -185,10 +220,18 @@ class TritonBackend(Backend):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if near is None:
             return super().slot_means(anchors, k, v, kv, slots, log_mass, scale)
+        keys, values, _ = self.slot_summary(anchors, k, v, kv, slots, log_mass, scale, near, single)
+        return keys.float(), values.float()
+
+    @entry
+    def slot_summary(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float, near: Tensor, single: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         from .slots import slot_means
         from .sort import sort_labels
 
-        keys, values = (self.group_major(x, kv.order) for x in (k, v))
+        keys, values = self.group_major(k, kv), self.group_major(v, kv, values=True)
         members, ends = (
             x.unflatten(0, near.shape[:2])
             for x in sort_labels(near.flatten(0, 1), max(1, log_mass.shape[-1] - single))
@@ -206,7 +249,7 @@ class TritonBackend(Backend):
         if fits(x, centres, valid):
             return small_kmeans(x.float(), centres.float(), steps)
         for _ in range(steps):
-            labels, centres, sizes = self.kmeans_step(x.float(), centres.float(), valid)
+            labels, centres, sizes = self.kmeans_step(x, centres, valid)
         return labels, centres, sizes
 
     @entry
@@ -217,8 +260,8 @@ class TritonBackend(Backend):
 
         if not fits(x, centres, valid):
             for _ in range(steps - 1):
-                centres = self.kmeans_step(x.float(), centres.float(), valid)[1]
-            return assign(x.float(), centres.float(), valid)
+                centres = self.kmeans_step(x, centres, valid)[1]
+            return assign(x, centres, valid)
         return self.lloyd(x, centres, steps, valid)[0]
 
     @entry
@@ -239,13 +282,37 @@ class TritonBackend(Backend):
         from ..plain.routing import FILL_PASSES
         from .spend import spend
 
-        return spend(log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES)
+        free = log_share.shape[-1]
+        return spend(
+            log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=True
+        )
 
     @entry
-    def find_broken(self, x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
-        from .broken import find_broken
+    def best_cells(
+        self, log_mass: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor], free: int
+    ) -> Tensor:
+        from ..plain.routing import FILL_PASSES
+        from .spend import spend
 
-        return find_broken(x, mask, by_row)
+        return spend(
+            log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=False
+        )
+
+    @entry
+    def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
+        from .choose_slots import MAX_GROUPS
+        from .spend import missed_mass
+
+        if log_mass.shape[-1] > MAX_GROUPS:
+            return super().missed_mass(log_mass, cells)
+        return missed_mass(log_mass, cells)
+
+    @entry
+    def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        from .broken import lost_channels
+
+        noted = (getattr(_SESSION, "lost", None) or {}).get(id(v))
+        return noted[0] > 0 if noted is not None else lost_channels(v, mask)
 
     @entry
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
@@ -290,6 +357,27 @@ class TritonBackend(Backend):
         from .covariance import group_covariance
 
         return group_covariance(x, v, kv)
+
+    @entry
+    def mixed_covariance(
+        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        from .covariance import key_covariance
+        from .shapes import padded
+
+        known, keep = getattr(_SESSION, "gathered", None), None
+        values, keys = v, self.group_major(k, kv)
+        if known is None or (id(v), id(kv.order)) in known:
+            values = self.group_major(v, kv)
+        else:  # they are read in group order here for the first time
+            rows = torch.empty(*v.shape[:3], padded(v.shape[-1]), dtype=v.dtype, device=v.device)
+            keep = (rows, torch.zeros(*v.shape[:2], v.shape[-1], dtype=torch.int32, device=v.device))
+            known[id(v), id(kv.order)] = (rows, v, kv.order)
+            _SESSION.lost[id(v)] = (keep[1], v)
+        covariance, variance = key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep)
+        # of 16 bits where the keys have no more: shares and covariances only weigh a correction
+        share = share.to(covariance.dtype)
+        return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
 
     @entry
     def attend_rows(

@@ -1,4 +1,4 @@
-"""What is not finite among keys and values: one pass over each, without copies."""
+"""Channels of the values that hold NaN or Inf: one pass without copies, for calls that gather no values."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -12,11 +12,19 @@ from .shapes import cdiv, padded
 
 
 @triton.jit
+def note_lost(x, live, LOST, dims, D: tl.constexpr):
+    """Marks the channels of rows x [BN, BD] that are not finite where `live` [BN]. Only ones are written, so
+    it does not matter which program writes first."""
+    bad = (tl.abs(x.to(tl.float32)) < float("inf")) == 0
+    lost = tl.max((bad & live[:, None]).to(tl.int32), 0)
+    tl.atomic_max(LOST + dims, lost, mask=(dims < D) & (lost > 0))
+
+
+@triton.jit
 def broken_kernel(
     X,  # [B, H, N, D] strided
     MASK,  # [B, N] uint8, or any pointer
-    ROWS,  # [B, H, N] uint8, or any pointer
-    CHANNELS,  # [B, H, D] int32, zeros, or any pointer
+    LOST,  # [B, H, D] int32, zeros
     H,
     N,
     sb,
@@ -28,7 +36,6 @@ def broken_kernel(
     BN: tl.constexpr,
     BD: tl.constexpr,
     MASKED: tl.constexpr,
-    BY_ROW: tl.constexpr,
 ):
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
@@ -38,35 +45,23 @@ def broken_kernel(
     X += head // H * sb + head % H * sh
     x = tl.load(
         X + rows[:, None] * sn + dims[None, :] * sd, mask=live[:, None] & (dims < D)[None, :], other=0.0
-    ).to(tl.float32)
-    bad = (tl.abs(x) < float("inf")) == 0
-    if MASKED:
-        bad = bad & (tl.load(MASK + head // H * N + rows, mask=live, other=0) != 0)[:, None]
-    if BY_ROW:
-        tl.store(ROWS + head * N + rows, tl.max(bad.to(tl.int32), 1).to(tl.uint8), mask=live)
-    else:
-        lost = tl.max(bad.to(tl.int32), 0)
-        # only ones are written, so it does not matter which program writes first
-        tl.atomic_max(CHANNELS + head * D + dims, lost, mask=(dims < D) & (lost > 0))
-
-
-def find_broken(x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
-    """Rows [B, H, N] or channels [B, H, D] of x that hold NaN or Inf where mask [B, N] is not False."""
-    batch, heads, count, dim = x.shape
-    shape = (batch, heads, count if by_row else dim)
-    out = (
-        torch.empty(shape, dtype=torch.uint8, device=x.device)
-        if by_row
-        else torch.zeros(shape, dtype=torch.int32, device=x.device)
     )
+    if MASKED:
+        live = live & (tl.load(MASK + head // H * N + rows, mask=live, other=0) != 0)
+    note_lost(x, live, LOST + head * D, dims, D)
+
+
+def lost_channels(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Channels [B, H, D] of x [B, H, N, D] that hold NaN or Inf where mask [B, N] is not False."""
+    batch, heads, count, dim = x.shape
+    lost = torch.zeros(batch, heads, dim, dtype=torch.int32, device=x.device)
     rows = 64
     tiles = cdiv(count, rows)
     if x.numel():
         broken_kernel[(batch * heads * tiles,)](
             x,
             x if mask is None else mask.contiguous().view(torch.uint8),
-            out,
-            out,
+            lost,
             heads,
             count,
             *x.stride(),
@@ -75,7 +70,6 @@ def find_broken(x: Tensor, mask: Tensor | None, by_row: bool) -> Tensor:
             BN=rows,
             BD=padded(dim),
             MASKED=mask is not None,
-            BY_ROW=by_row,
             num_warps=4,
         )
-    return out.view(torch.bool) if by_row else out > 0
+    return lost > 0

@@ -1,5 +1,5 @@
-"""How coordinates and values vary together inside each K/V group: one program per group, two passes over its
-rows. The second finds them in the cache."""
+"""How coordinates and values vary together inside each K/V group, one program per group: from coordinates, in
+two passes of which the second finds its rows in the cache, or from the keys themselves, in one."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Partition
+from .broken import note_lost
+from .parts import add_product
 from .shapes import padded
 
 
@@ -107,4 +109,132 @@ def group_covariance(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tenso
         num_warps=4,
         num_stages=2,
     )
+    return covariance, variance
+
+
+@triton.jit
+def key_covariance_kernel(
+    K,  # [B, H, N, BD] group-major, zeros behind column D
+    V,  # [B, H, N, DV] strided, in the original order if GATHER
+    ORDER,  # [B, H, N] int64
+    SORTED,  # [B, H, N, BDV] group-major, or any pointer
+    LOST,  # [B, H, DV] int32, zeros, or any pointer: channels that are not finite
+    FACTOR,  # [B, H, D, R] fp32
+    CENTROIDS,  # [B, H, C, D] fp32
+    OFFSETS,  # [B, H, C + 1] int64
+    COVARIANCE,  # [B, H, C, R, DV]
+    VARIANCE,  # [B, H, C, R]
+    H,
+    N,
+    C,
+    R,
+    vb,
+    vh,
+    vn,
+    vd,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BN: tl.constexpr,
+    BD: tl.constexpr,
+    BR: tl.constexpr,
+    BDV: tl.constexpr,
+    GATHER: tl.constexpr,
+):
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid // C
+    K += head * N * BD
+    V += head // H * vb + head % H * vh
+    dims = tl.arange(0, BD)
+    cols = tl.arange(0, BDV)
+    ranks = tl.arange(0, BR)
+    inside = (ranks < R)[:, None] & (dims < D)[None, :]
+    factor = tl.load(FACTOR + (head * D + dims[None, :]) * R + ranks[:, None], mask=inside, other=0.0)
+    centroid = tl.load(CENTROIDS + pid * D + dims, mask=dims < D, other=0.0)
+    # coordinates are linear in the keys. Off their mean they add up to 0, so the values may keep theirs
+    middle = tl.sum(factor * centroid[None, :], 1)[:, None]
+    start = tl.load(OFFSETS + pid + head)
+    size = (tl.load(OFFSETS + pid + head + 1) - start).to(tl.int32)
+    K += start * BD
+    ORDER += head * N + start
+    SORTED += (head * N + start) * BDV
+    if not GATHER:
+        V += start * vn
+    together = tl.zeros([BR, BDV], tl.float32)
+    squares = tl.zeros([BR, BN], tl.float32)
+    for first in range(0, size, BN):
+        rows = first + tl.arange(0, BN)
+        live = rows < size
+        k = tl.load(K + rows[None, :] * BD + dims[:, None], mask=live[None, :], other=0.0)
+        source = tl.load(ORDER + rows, mask=live, other=0) if GATHER else rows
+        v_mask = live[:, None] & (cols < DV)[None, :]
+        v = tl.load(V + source[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0)
+        if GATHER:
+            tl.store(SORTED + rows[:, None] * BDV + cols[None, :], v, mask=live[:, None])
+            note_lost(v, live, LOST + head * DV, cols, DV)
+        x = add_product(factor, k, tl.zeros([BR, BN], tl.float32), 3) - middle
+        x = tl.where(live[None, :], x, 0.0)
+        squares += x * x
+        together = add_product(x, v, together, 2)
+    # a group with NaN or Inf is kept, or its mean is lost: 0 * NaN must not spread it to all the others
+    count = tl.maximum(size, 1).to(tl.float32)
+    variance = tl.sum(squares, 1) / count
+    variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
+    tl.store(VARIANCE + pid * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
+    together /= count
+    together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
+    at = (pid * R + ranks)[:, None] * DV + cols[None, :]
+    mask = (ranks < R)[:, None] & (cols < DV)[None, :]
+    tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
+
+
+def key_covariance(
+    keys: Tensor,
+    values: Tensor,
+    kv: Partition,
+    factor: Tensor,
+    centroids: Tensor,
+    value_dim: int,
+    keep: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """keys and values [B, Hkv, N, padded] group-major, factor [B, Hkv, D, R], centroids [B, Hkv, Ck, D]
+    -> covariance [B, Hkv, Ck, R, Dv] and variance [B, Hkv, Ck, R] of the keys' coordinates, finite; in bf16
+    if the keys have 16 bits.
+
+    With `keep` the values are those of the call, in their original order: their rows are put into keep[0]
+    [B, Hkv, N, padded] group-major, and channels that are not finite marked in keep[1] [B, Hkv, Dv] int32."""
+    offsets = kv.offsets
+    sorted_values, lost = keep if keep is not None else (values, values)
+    value_width = sorted_values.shape[-1]
+    batch, heads, count, width = keys.shape
+    groups, (dim, rank) = offsets.shape[-1] - 1, factor.shape[-2:]
+    dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
+    covariance = torch.empty(batch, heads, groups, rank, value_dim, dtype=dtype, device=keys.device)
+    variance = torch.empty(batch, heads, groups, rank, dtype=dtype, device=keys.device)
+    if covariance.numel():
+        key_covariance_kernel[(batch * heads * groups,)](
+            keys,
+            values,
+            kv.order.contiguous(),
+            sorted_values,
+            lost,
+            factor.float().contiguous(),
+            centroids.float().contiguous(),
+            offsets.contiguous(),
+            covariance,
+            variance,
+            heads,
+            count,
+            groups,
+            rank,
+            *values.stride(),
+            D=dim,
+            DV=value_dim,
+            BN=32 if max(width, value_width) <= 128 else 16,
+            BD=width,
+            BR=padded(rank),
+            BDV=value_width,
+            GATHER=keep is not None,
+            num_warps=4,
+            num_stages=2,
+        )
     return covariance, variance

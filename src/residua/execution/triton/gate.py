@@ -180,19 +180,32 @@ def _work(job: tuple[int, int]) -> dict[str, Compiled]:
     return compile_case(cases()[index], arch)
 
 
-def run_gate(architectures: Sequence[int] = ARCHITECTURES, workers: int | None = None) -> list[Compiled]:
-    """Compiles every case for every architecture, in parallel; each distinct kernel appears once."""
+def run_gate(
+    architectures: Sequence[int] = ARCHITECTURES, workers: int | None = None, everyday: bool = False
+) -> list[Compiled]:
+    """Compiles every case for every architecture, in parallel; each distinct kernel appears once.
+
+    Args:
+        architectures: such as 90 for sm_90.
+        workers: processes; None: one per core, eight at most.
+        everyday: only what a default call of the most common kind launches.
+    """
     reason = missing()
     if reason:
         raise BackendError(f"the compile gate cannot run: {reason}")
     unknown = [arch for arch in architectures if arch not in SHARED_LIMIT]
     if unknown:
         raise BackendError(f"sm_{unknown[0]} is not known to the gate; there are: {sorted(SHARED_LIMIT)}")
-    jobs = [(index, arch) for arch in architectures for index in range(len(cases()))]
+    chosen = [index for index, case in enumerate(cases()) if case.everyday or not everyday]
+    jobs = [(index, arch) for arch in architectures for index in chosen]
     found: dict[str, Compiled] = {}
+    if workers == 1:
+        for rows in map(_work, jobs):
+            found = {**rows, **found}
+        return list(found.values())
     pool = ProcessPoolExecutor(workers or min(8, os.cpu_count() or 1), mp_context=get_context("spawn"))
     with pool:
-        for rows in pool.map(_work, jobs, chunksize=8):
+        for rows in pool.map(_work, jobs, chunksize=4):
             for key, row in rows.items():
                 found.setdefault(key, row)
     return list(found.values())

@@ -27,6 +27,15 @@ class Case:
     label: str
     launch: Callable[[TritonBackend], object]
 
+    @property
+    def everyday(self) -> bool:
+        """Whether a default call of the most common kind launches it: head dim 128, bf16, `anchored`."""
+        name = getattr(self.launch, "func", self.launch).__name__
+        if name in ("_attend", "_rows", "_split"):
+            return self.label in ("D=128 bf16, drift", "D=128 bf16, key mask")
+        common = ("D=128 bf16", "D=128 bf16, rank 64", f"D=128 bf16, rank {RANK}", "rank 48")
+        return self.label in common or ("=" not in self.label and "rank" not in self.label)
+
 
 def cases() -> list[Case]:
     """Head dims and dtypes that change the code; what only changes a loop count appears once."""
@@ -89,18 +98,23 @@ def route() -> Route:
 
 def _project(dim: int, dtype: torch.dtype, rank: int, backend: TritonBackend) -> None:
     backend.project(tokens(dim, dtype), empty(1, HEADS, dim, rank), True)
+    backend.coordinates(tokens(dim, dtype), empty(1, HEADS, dim, rank), True)
 
 
 def _kmeans(rank: int, masked: bool, backend: TritonBackend) -> None:
     valid = empty(HEADS, TOKENS, dtype=torch.bool) if masked else None
-    backend.kmeans_step(empty(HEADS, TOKENS, rank), empty(HEADS, KV_GROUPS, rank), valid)
+    for dtype in (FP32, FP16):
+        backend.kmeans_step(empty(HEADS, TOKENS, rank, dtype=dtype), empty(HEADS, KV_GROUPS, rank), valid)
 
 
 def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
-    from .permute import scatter_rows
+    from .permute import gather_noting, scatter_rows
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
+    with backend.session():
+        backend.sorted_means(tokens(dim, dtype), partition(KV_GROUPS))
+    gather_noting(tokens(dim, dtype), order, partition(KV_GROUPS).offsets, dim)
     backend.gather_rows(tokens(dim, dtype), order)
     scatter_rows(empty(1, HEADS, TOKENS, dim, dtype=dtype), order)
 
@@ -120,7 +134,10 @@ def _slots(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 def _order(backend: TritonBackend) -> None:
     rows, keys = (empty(1, HEADS, n, dtype=torch.long) for n in (QUERY_GROUPS, KV_GROUPS))
     budgets = [empty(1, HEADS, dtype=torch.long)] * 2
-    backend.spend_each(empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), rows, keys, budgets)
+    mass = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS)
+    backend.spend_each(mass, rows, keys, budgets)
+    backend.best_cells(mass, rows, keys, budgets, KV_GROUPS - 1)
+    backend.missed_mass(mass, torch.stack([route().cells] * 2))
     backend.sort_groups(empty(1, HEADS, TOKENS, dtype=torch.long), KV_GROUPS)
 
 
@@ -133,30 +150,43 @@ def _spaces(backend: TritonBackend) -> None:
 
 
 def _neighbourhoods(backend: TritonBackend) -> None:
+    mass, near = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
+    query, kv, wanted = partition(QUERY_GROUPS), partition(KV_GROUPS), empty(1, HEADS, dtype=torch.bool)
+    backend.choose_slots(mass, route().cells, query, kv, near, SLOTS // 2, SLOTS // 2, wanted)
     backend.lloyd_labels(empty(HEADS, KV_GROUPS, 128), empty(HEADS, 64, 128), 8, None)
 
 
 def _spoil(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     backend.spoil(empty(1, HEADS, TOKENS, dim, dtype=dtype), empty(1, HEADS, 1, dim, dtype=torch.bool))
-    backend.find_broken(tokens(dim, dtype), None, by_row=True)
-    backend.find_broken(tokens(dim, dtype), empty(1, TOKENS, dtype=torch.bool), by_row=False)
+    backend.lost_channels(tokens(dim, dtype), empty(1, TOKENS, dtype=torch.bool))
 
 
 def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
-    x = empty(1, HEADS, TOKENS, RANK)
-    backend.group_covariance(x, tokens(dim, dtype), partition(KV_GROUPS))
+    x, kv = empty(1, HEADS, TOKENS, RANK), partition(KV_GROUPS)
+    backend.group_covariance(x, tokens(dim, dtype), kv)
+    share, centroids = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), empty(1, HEADS, KV_GROUPS, dim)
+    factor = empty(1, HEADS, dim, RANK)
+    x = tokens(dim, dtype)
+    backend.mixed_covariance(share, x, factor, x, kv, centroids)
+    with backend.session():
+        backend.mixed_covariance(share, x, factor, tokens(dim, dtype), kv, centroids)
 
 
 def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> None:
     x = tokens(dim, dtype)
     groups = (1, HEADS, QUERY_GROUPS)
     drift = Drift(
-        empty(1, HEADS, dim, RANK), empty(*groups, RANK), empty(*groups, RANK), empty(*groups, RANK, dim)
+        empty(1, HEADS, dim, RANK),
+        empty(*groups, RANK),
+        empty(*groups, RANK),
+        empty(*groups, RANK, dim, dtype=FP32 if dtype == FP32 else BF16),
     )
-    room = (*groups, SLOTS if "drift" in kind else SUMMARY_KEYS)
+    # with a drift keys and values come as the slots' kernel writes them, without one as centroids in fp32
+    room, own = ((*groups, SLOTS), dtype) if "drift" in kind else ((*groups, SUMMARY_KEYS), FP32)
     summary = SummaryKeys(
-        empty(*room, dim), empty(*room, dim), empty(*room), drift if "drift" in kind else None
-    )
+        empty(*room, dim, dtype=own), empty(*room, dim, dtype=own), empty(*room),
+        drift if "drift" in kind else None,
+    )  # fmt: skip
     backend.attend(x, x, x, route(), 0.1, summary if kind else None, FP32)
 
 

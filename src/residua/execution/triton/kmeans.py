@@ -1,7 +1,8 @@
 """Lloyd steps: distance and argmin fused, so that the [N, C] distances never exist.
 
 Coordinates and centres are split into two parts of fp16 each; three products of the parts keep about as many
-digits as fp32. What is not finite counts as 0, and no coordinate as more than fp16 can hold.
+digits as fp32. Coordinates that come in fp16 are one part, and two products are enough. What is not finite
+counts as 0, and no coordinate as more than fp16 can hold.
 """
 
 # mypy: allow-untyped-defs
@@ -26,36 +27,42 @@ def only_finite(x):
 @triton.jit
 def centres_kernel(
     CENTRES,  # [G, C, R] fp32
-    HIGH,  # [G, C, BR] fp16, zeros behind column R
-    LOW,  # [G, C, BR] fp16: what HIGH leaves
-    HALF,  # [G, C] fp32: half the squared length
-    count,
+    HIGH,  # [G, room, BR] fp16, zeros behind column R and row C
+    LOW,  # [G, room, BR] fp16: what HIGH leaves
+    HALF,  # [G, room] fp32: half the squared length, infinite behind row C
+    C,
+    room,
+    tiles,
     R: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
 ):
-    ids = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
+    pid = tl.program_id(0)
+    group = (pid // tiles).to(tl.int64)
+    ids = pid % tiles * BC + tl.arange(0, BC)
     dims = tl.arange(0, BR)
-    here = (ids < count)[:, None]
-    c = only_finite(
-        tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=here & (dims < R)[None, :], other=0.0)
-    )
+    mask = (ids < C)[:, None] & (dims < R)[None, :]
+    c = only_finite(tl.load(CENTRES + (group * C + ids)[:, None] * R + dims[None, :], mask=mask, other=0.0))
     high = c.to(tl.float16)
-    tl.store(HIGH + ids[:, None] * BR + dims[None, :], high, mask=here)
-    tl.store(LOW + ids[:, None] * BR + dims[None, :], (c - high.to(tl.float32)).to(tl.float16), mask=here)
-    tl.store(HALF + ids, tl.sum(c * c, 1) * 0.5, mask=ids < count)
+    here = (ids < room)[:, None]
+    at = (group * room + ids)[:, None] * BR + dims[None, :]
+    tl.store(HIGH + at, high, mask=here)
+    tl.store(LOW + at, (c - high.to(tl.float32)).to(tl.float16), mask=here)
+    half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
+    tl.store(HALF + group * room + ids, half, mask=ids < room)
 
 
 @triton.jit
 def assign_kernel(
-    X,  # [G, N, R] fp32
-    HIGH,  # [G, C, BR] fp16
-    LOW,  # [G, C, BR] fp16
-    HALF,  # [G, C] fp32
+    X,  # [G, N, R] fp32 or fp16
+    HIGH,  # [G, room, BR] fp16
+    LOW,  # [G, room, BR] fp16
+    HALF,  # [G, room] fp32
     VALID,  # [G, N] uint8, or any pointer
     LABELS,  # [G, N] int64
     N,
     C,
+    room,  # C, rounded up to whole tiles
     tiles,
     R: tl.constexpr,
     BN: tl.constexpr,
@@ -68,27 +75,30 @@ def assign_kernel(
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
     dims = tl.arange(0, BR)
     ids = tl.arange(0, BC)
-    HIGH += group * C * BR
-    LOW += group * C * BR
-    HALF += group * C
     mask = (rows < N)[:, None] & (dims < R)[None, :]
-    x = only_finite(tl.load(X + (group * N + rows)[:, None] * R + dims[None, :], mask=mask, other=0.0))
+    x = tl.load(X + (group * N + rows)[:, None] * R + dims[None, :], mask=mask, other=0.0)
+    x = only_finite(x.to(tl.float32))
     high = x.to(tl.float16)
     low = (x - high.to(tl.float32)).to(tl.float16)
     best = tl.full([BN, BC], float("inf"), tl.float32)
     tile = tl.zeros([BN, BC], tl.int32)
-    for start in range(0, C, BC):
-        here = start + ids < C
-        at = (start + ids)[None, :] * BR + dims[:, None]
-        c = tl.load(HIGH + at, mask=here[None, :], other=0.0)
-        products = tl.dot(high, c)
-        products = tl.dot(low, c, products)
-        products = tl.dot(high, tl.load(LOW + at, mask=here[None, :], other=0.0), products)
+    high_tile = HIGH + group * room * BR + ids[None, :] * BR + dims[:, None]
+    low_tile = LOW + group * room * BR + ids[None, :] * BR + dims[:, None]
+    half_tile = HALF + group * room + ids
+    for start in range(0, room, BC):
+        c = tl.load(high_tile)
+        products = tl.dot(high, tl.load(low_tile))
+        products = tl.dot(high, c, products)
+        if X.dtype.element_ty != tl.float16:
+            products = tl.dot(low, c, products)
         # |x|^2 is the same for every centre, so the nearest has the least |c|^2 / 2 - x.c
-        distance = tl.load(HALF + start + ids, mask=here, other=float("inf"))[None, :] - products
+        distance = tl.load(half_tile)[None, :] - products
         closer = distance < best
         best = tl.where(closer, distance, best)
         tile = tl.where(closer, start, tile)
+        high_tile += BC * BR
+        low_tile += BC * BR
+        half_tile += BC
     least = tl.min(best, 1)
     # the lowest index among ties; a row that is nearer to nothing than infinity takes the first
     label = tl.min(tl.where(best == least[:, None], tile + ids[None, :], C), 1)
@@ -113,12 +123,24 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
     if labels.numel() == 0:
         return labels
     number, width = centres.shape[1], padded(rank)
-    high = torch.empty(groups, number, width, dtype=torch.float16, device=x.device)
-    low, half = torch.empty_like(high), torch.empty(groups, number, dtype=torch.float32, device=x.device)
-    centres_kernel[(cdiv(groups * number, 32),)](
-        centres.contiguous(), high, low, half, groups * number, R=rank, BC=32, BR=width, num_warps=4
-    )
     size = tiles_for(width)
+    room = cdiv(number, size.keys) * size.keys
+    high = torch.empty(groups, room, width, dtype=torch.float16, device=x.device)
+    low, half = torch.empty_like(high), torch.empty(groups, room, dtype=torch.float32, device=x.device)
+    tiles = cdiv(room, 32)
+    centres_kernel[(groups * tiles,)](
+        centres.float().contiguous(),
+        high,
+        low,
+        half,
+        number,
+        room,
+        tiles,
+        R=rank,
+        BC=32,
+        BR=width,
+        num_warps=4,
+    )
     tiles = cdiv(count, size.rows)
     assign_kernel[(groups * tiles,)](
         x.contiguous(),
@@ -129,6 +151,7 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
         labels,
         count,
         number,
+        room,
         tiles,
         R=rank,
         BN=size.rows,

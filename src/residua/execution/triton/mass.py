@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .parts import add_product
-from .shapes import Tiles, cdiv, padded
+from .shapes import Tiles, cdiv, padded, precision
 
 GROUPS_PER_PROGRAM = 8  # K/V groups that one tile of anchors meets while it is at hand
 
@@ -35,6 +35,7 @@ def mass_kernel(
     BN: tl.constexpr,
     BD: tl.constexpr,
     SPAN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
     head = (pid // (tiles * spans)).to(tl.int64)
@@ -59,7 +60,7 @@ def mass_kernel(
         for first in range(start, stop, BN):
             live = offsets < stop - first
             k = tl.load(base + (first - start) * BD + k_tile, mask=live[None, :], other=0.0)
-            scores = add_product(a, k, tl.zeros([BM, BN], tl.float32), 3) * scale
+            scores = add_product(a, k, tl.zeros([BM, BN], tl.float32), 2, PRECISION) * scale
             scores = tl.where(live[None, :], scores, -float("inf"))
             new_top = tl.maximum(top, tl.max(scores, 1))
             safe = tl.where(new_top == -float("inf"), 0.0, new_top)
@@ -73,8 +74,8 @@ def mass_kernel(
 def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
     """Tile sizes that pass the compile gate."""
     if dtype == torch.float32:
-        return Tiles(32, 32, 8, 2) if width <= 128 else Tiles(16, 16, 8, 1)
-    return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 32, 8, 2)
+        return Tiles(16, 32, 8, 2) if width <= 128 else Tiles(16, 16, 8, 1)
+    return Tiles(64, 32, 4, 2) if width <= 128 else Tiles(32, 32, 8, 2)
 
 
 def cell_mass(anchors: Tensor, keys: Tensor, offsets: Tensor, scale: float) -> Tensor:
@@ -106,6 +107,7 @@ def cell_mass(anchors: Tensor, keys: Tensor, offsets: Tensor, scale: float) -> T
         BN=size.keys,
         BD=padded(dim),
         SPAN=GROUPS_PER_PROGRAM,
+        PRECISION=precision(keys.dtype, width),
         num_warps=size.warps,
         num_stages=size.stages,
     )

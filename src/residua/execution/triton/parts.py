@@ -8,11 +8,11 @@ import triton.language as tl
 
 
 @triton.jit
-def add_product(a, b, acc, PARTS: tl.constexpr):
+def add_product(a, b, acc, PARTS: tl.constexpr, PRECISION: tl.constexpr = "tf32x3"):
     """acc + a @ b for an fp32 `a`. Two parts of 16 bits hold 16 of its digits, three hold all: at half the
-    price of three TF32 products, and without a cast of b."""
+    price of three TF32 products, and without a cast of b. PRECISION is for a `b` of fp32."""
     if b.dtype == tl.float32:
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
     else:
         for _ in tl.static_range(PARTS):
             part = a.to(b.dtype)

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .broken import note_lost
 from .shapes import cdiv, padded
 
 
@@ -16,6 +17,9 @@ def permute_kernel(
     X,  # [B, H, N, D] strided
     ORDER,  # [B, H, M] int64
     OUT,  # [B, H, M or N, D]
+    LOST,  # [B, H, D] int32, zeros, or any pointer: channels that are not finite
+    OFFSETS,  # [B, H, C + 1] int64, or any pointer: only rows before the last of them are looked at
+    C,
     H,
     M,
     rows_out,
@@ -29,6 +33,7 @@ def permute_kernel(
     BM: tl.constexpr,
     BD: tl.constexpr,
     SCATTER: tl.constexpr,
+    NOTE: tl.constexpr,
 ):
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
@@ -41,6 +46,8 @@ def permute_kernel(
     X += head // H * sb + head % H * sh
     OUT += head * rows_out * DO
     x = tl.load(X + source[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
+    if NOTE:
+        note_lost(x, here < tl.load(OFFSETS + head * (C + 1) + C), LOST + head * D, dims, D)
     tl.store(OUT + target[:, None] * DO + dims[None, :], x, mask=(here < M)[:, None] & (dims < DO)[None, :])
 
 
@@ -54,12 +61,30 @@ def gather_rows(x: Tensor, order: Tensor, columns: int | None = None) -> Tensor:
     return _launch(x, order, out, scatter=False)
 
 
+def gather_noting(x: Tensor, order: Tensor, offsets: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """`gather_rows`, and the channels in which a row of any group holds NaN or Inf.
+
+    x [B, H, N, D], order [B, H, N], offsets [B, H, C + 1] -> [B, H, N, columns], [B, H, D] int32, 0 or 1
+    """
+    batch, heads, _, dim = x.shape
+    out = torch.empty(batch, heads, order.shape[-1], columns, dtype=x.dtype, device=x.device)
+    lost = torch.zeros(batch, heads, dim, dtype=torch.int32, device=x.device)
+    return _launch(x, order, out, scatter=False, lost=lost, offsets=offsets), lost
+
+
 def scatter_rows(x: Tensor, order: Tensor) -> Tensor:
     """out[order[n]] = x[n], the inverse of `gather_rows` for a permutation.  # [B, H, N, D] -> the same"""
     return _launch(x, order, torch.empty(x.shape, dtype=x.dtype, device=x.device), scatter=True)
 
 
-def _launch(x: Tensor, order: Tensor, out: Tensor, scatter: bool) -> Tensor:
+def _launch(
+    x: Tensor,
+    order: Tensor,
+    out: Tensor,
+    scatter: bool,
+    lost: Tensor | None = None,
+    offsets: Tensor | None = None,
+) -> Tensor:
     if out.numel() == 0:
         return out
     batch, heads, count = order.shape
@@ -69,6 +94,9 @@ def _launch(x: Tensor, order: Tensor, out: Tensor, scatter: bool) -> Tensor:
         x,
         order.contiguous(),
         out,
+        out if lost is None else lost,
+        order if offsets is None else offsets.contiguous(),
+        0 if offsets is None else offsets.shape[-1] - 1,
         heads,
         count,
         out.shape[2],
@@ -79,6 +107,7 @@ def _launch(x: Tensor, order: Tensor, out: Tensor, scatter: bool) -> Tensor:
         BM=rows,
         BD=padded(out.shape[-1]),
         SCATTER=scatter,
+        NOTE=lost is not None,
         num_warps=4,
     )
     return out

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..plain.grouping import RMS_FLOOR
+from .kmeans import only_finite
 from .shapes import cdiv, padded
 
 
@@ -16,7 +17,7 @@ from .shapes import cdiv, padded
 def project_kernel(
     X,  # [B, H, N, D] strided
     W,  # [B, H, D, R] fp32
-    Y,  # [B, H, N, R] fp32
+    Y,  # [B, H, N, R] fp32, or fp16 for coordinates that are only compared
     H,
     N,
     R,
@@ -49,19 +50,31 @@ def project_kernel(
         w = tl.load(
             W + dims[:, None] * R + cols[None, :], mask=(dims < D)[:, None] & (cols < R)[None, :], other=0.0
         )
-        y = tl.dot(x.to(tl.float32), w, y, input_precision="tf32x3")
+        if x.dtype == tl.float32:
+            y = tl.dot(x, w, y, input_precision="tf32x3")
+        else:
+            for _ in tl.static_range(3):  # three parts of 16 bits hold all digits of the factor
+                part = w.to(x.dtype)
+                y = tl.dot(x, part, y)
+                w -= part.to(tl.float32)
     if NORMALISE:
         rms = tl.sqrt(tl.sum(y * y, 1) / R)
         y /= tl.maximum(rms, floor)[:, None]
+    if Y.dtype.element_ty == tl.float16:
+        y = only_finite(y)
     Y += head * N * R
-    tl.store(Y + rows[:, None] * R + cols[None, :], y, mask=(rows < N)[:, None] & (cols < R)[None, :])
+    tl.store(
+        Y + rows[:, None] * R + cols[None, :],
+        y.to(Y.dtype.element_ty),
+        mask=(rows < N)[:, None] & (cols < R)[None, :],
+    )
 
 
-def project(x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
-    """x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] fp32"""
+def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+    """x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] in fp32, or in fp16: then finite"""
     batch, heads, count, dim = x.shape
     rank = factor.shape[-1]
-    out = torch.empty(batch, heads, count, rank, dtype=torch.float32, device=x.device)
+    out = torch.empty(batch, heads, count, rank, dtype=dtype, device=x.device)
     if out.numel() == 0:
         return out
     rows = 64

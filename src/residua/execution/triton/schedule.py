@@ -54,63 +54,91 @@ def key_room(keys: int, groups: int, tile_keys: int) -> int:
 
 
 @triton.jit
+def _later(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _kept(CELLS, OFFSETS, ids, C):
+    """Whether each group is kept and holds a key, and where its keys begin and end."""
+    here = (ids >= 0) & (ids < C)
+    start = tl.load(OFFSETS + ids, mask=here, other=0).to(tl.int32)
+    stop = tl.load(OFFSETS + ids + 1, mask=here, other=0).to(tl.int32)
+    return (tl.load(CELLS + ids, mask=here, other=0) != 0) & (stop > start), start, stop
+
+
+@triton.jit
+def find_runs(CELLS, OFFSETS, RUNS, C, BC: tl.constexpr):
+    """Writes begin and end of every run of kept keys that lie side by side, and counts the runs."""
+    count = tl.zeros([], tl.int32)
+    last = tl.full([], -1, tl.int32)  # where the keys that were kept so far end
+    for first in range(0, C, BC):
+        ids = first + tl.arange(0, BC)
+        kept, start, stop = _kept(CELLS, OFFSETS, ids, C)
+        earlier, _, end = _kept(CELLS, OFFSETS, ids - 1, C)
+        before = tl.associative_scan(tl.where(earlier, end, -1), 0, _later)
+        before = tl.maximum(before, last)
+        opens = kept & (before != start)
+        number = count + tl.cumsum(opens.to(tl.int32), 0) - 1
+        tl.store(RUNS + number * 2, start, mask=opens)
+        tl.store(RUNS + number * 2 - 1, before, mask=opens & (number > 0))
+        last = tl.maximum(last, tl.max(tl.where(kept, stop, -1), 0))
+        count += tl.sum(opens.to(tl.int32), 0)
+    tl.store(RUNS + count * 2 - 1, last, mask=count > 0)
+    return count
+
+
+@triton.jit
 def key_tiles_kernel(
     CELLS,  # [B, H, CQ, C] uint8
     OFFSETS,  # [B, Hkv, C + 1] int64
+    RUNS,  # [B, H, CQ, most, 2] int32, overwritten
     TILES,  # [B, H, CQ, room, 3] int32
     COUNTS,  # [B, H, CQ, 2] int32
     H,
     shares,
     CQ,
     C,
+    most,
     room,
     TILE_KEYS: tl.constexpr,
+    BC: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = row // CQ
     CELLS += row * C
     OFFSETS += (head // H * (H // shares) + head % H // shares) * (C + 1)
+    RUNS += row * most * 2
     TILES += row * room * 3
+    runs = find_runs(CELLS, OFFSETS, RUNS, C, BC)
+    tl.debug_barrier()  # the runs are read by other threads than wrote them
     first = tl.zeros([], tl.int32)  # of the tile that is being filled
     taken = tl.zeros([], tl.int32)  # keys in it from the run in which it began; 0: none
-    begin = tl.zeros([], tl.int32)  # of the run that is being collected
-    end = tl.zeros([], tl.int32)
     full = tl.zeros([], tl.int32)
     cut = tl.zeros([], tl.int32)
-    for group in range(0, C + 1):
-        # one group more than there are closes the last run
-        inside = group < C
-        kept = tl.load(CELLS + group, mask=inside, other=0) != 0
-        start = tl.load(OFFSETS + group, mask=inside, other=0).to(tl.int32)
-        stop = tl.load(OFFSETS + group + 1, mask=inside, other=0).to(tl.int32)
-        kept = kept & (stop > start)
-        joins = kept & (start == end) & (end > begin)
-        closes = (end > begin) & (joins == 0) & (kept | (inside == 0))
-        if closes:
-            length = end - begin
-            if taken > 0:
-                wanted = TILE_KEYS - taken
-                live = tl.minimum(length, wanted)
-                # the second run goes on where the first one ended, so its base lies `taken` keys before it
-                place = tl.where(live == wanted, full, room - 1 - cut)
-                tl.store(TILES + place * 3, first)
-                tl.store(TILES + place * 3 + 1, tl.where(live == wanted, taken, taken | (taken + live) << 16))
-                tl.store(TILES + place * 3 + 2, begin - taken)
-                full += (live == wanted).to(tl.int32)
-                cut += (live < wanted).to(tl.int32)
-                begin += live
-                length -= live
-            for _ in range(0, length // TILE_KEYS):
-                tl.store(TILES + full * 3, begin)
-                tl.store(TILES + full * 3 + 1, TILE_KEYS)
-                tl.store(TILES + full * 3 + 2, begin)
-                full += 1
-                begin += TILE_KEYS
-            taken = length % TILE_KEYS
-            first = begin
-            begin = end
-        begin = tl.where(kept & (joins == 0), start, begin)
-        end = tl.where(kept, stop, end)
+    for run in range(0, runs):
+        begin = tl.load(RUNS + run * 2)
+        length = tl.load(RUNS + run * 2 + 1) - begin
+        if taken > 0:
+            wanted = TILE_KEYS - taken
+            live = tl.minimum(length, wanted)
+            # the second run goes on where the first one ended, so its base lies `taken` keys before it
+            place = tl.where(live == wanted, full, room - 1 - cut)
+            tl.store(TILES + place * 3, first)
+            tl.store(TILES + place * 3 + 1, tl.where(live == wanted, taken, taken | (taken + live) << 16))
+            tl.store(TILES + place * 3 + 2, begin - taken)
+            full += (live == wanted).to(tl.int32)
+            cut += (live < wanted).to(tl.int32)
+            begin += live
+            length -= live
+        for _ in range(0, length // TILE_KEYS):
+            tl.store(TILES + full * 3, begin)
+            tl.store(TILES + full * 3 + 1, TILE_KEYS)
+            tl.store(TILES + full * 3 + 2, begin)
+            full += 1
+            begin += TILE_KEYS
+        taken = length % TILE_KEYS
+        first = begin
     if taken > 0:
         place = room - 1 - cut
         tl.store(TILES + place * 3, first)
@@ -190,18 +218,25 @@ def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = Tru
     counts = torch.empty(batch, heads, cq, 2, dtype=torch.int32, device=device)
     tall = torch.empty(batch, heads, cq + 1, dtype=torch.int32, device=device)
     low_ends = torch.empty_like(tall) if low else None
-    if counts.numel():
+    if not ck:  # nothing is kept, as everybody can see
+        counts.zero_()
+    elif counts.numel():
+        most = cdiv(ck, 2)
+        runs = torch.empty(batch, heads, cq, most, 2, dtype=torch.int32, device=device)
         key_tiles_kernel[(batch * heads * cq,)](
             route.cells.contiguous().view(torch.uint8),
             route.kv.offsets.contiguous(),
+            runs,
             key_tiles,
             counts,
             heads,
             heads // route.kv.offsets.shape[1],
             cq,
             ck,
+            most,
             room,
             TILE_KEYS=tile_keys,
+            BC=min(256, padded(ck)),
             num_warps=1,
         )
     row_tiles_kernel[(batch * heads,)](

@@ -18,6 +18,7 @@ def segment_mean_kernel(
     OFFSETS,  # [B, H, C + 1] int64
     SPARE,  # [B, H, C, D] fp32: the mean of an empty group, or any pointer
     OUT,  # [B, H, C, D] fp32
+    SORTED,  # [B, H, N, BD] like X, or any pointer
     H,
     N,
     C,
@@ -30,6 +31,7 @@ def segment_mean_kernel(
     BD: tl.constexpr,
     HAS_SPARE: tl.constexpr,
     FINITE: tl.constexpr,  # what is not counts as 0
+    KEEP: tl.constexpr,  # whether the rows are stored in group order, with zeros behind column D
 ):
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
@@ -42,7 +44,11 @@ def segment_mean_kernel(
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + head * N + index, mask=index < stop, other=0)
         mask = (index < stop)[:, None] & (dims < D)[None, :]
-        x = tl.load(X + rows[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(X + rows[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
+        if KEEP:
+            at = (head * N + index)[:, None] * BD + dims[None, :]
+            tl.store(SORTED + at, x, mask=(index < stop)[:, None])
+        x = x.to(tl.float32)
         if FINITE:
             x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
         acc += x
@@ -54,10 +60,16 @@ def segment_mean_kernel(
 
 
 def segment_means(
-    x: Tensor, order: Tensor, offsets: Tensor, spare: Tensor | None = None, finite: bool = False
+    x: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    spare: Tensor | None = None,
+    finite: bool = False,
+    keep: Tensor | None = None,
 ) -> Tensor:
     """Mean of `x[order[offsets[g]:offsets[g + 1]]]`; an empty group gets its row of `spare`, or 0. With
-    `finite`, what is not counts as 0.
+    `finite`, what is not counts as 0. The rows are put into `keep` [B, H, N, padded D] in their new order, if
+    that is given; what belongs to no group is left as it was.
 
     x [B, H, N, D], order [B, H, N] int64, offsets [B, H, C + 1] int64 -> [B, H, C, D] fp32
     """
@@ -72,6 +84,7 @@ def segment_means(
         offsets.contiguous(),
         out if spare is None else spare.contiguous(),
         out,
+        out if keep is None else keep,
         heads,
         count,
         groups,
@@ -81,6 +94,7 @@ def segment_means(
         BD=padded(dim),
         HAS_SPARE=spare is not None,
         FINITE=finite,
+        KEEP=keep is not None,
         num_warps=4,
         num_stages=2,
     )

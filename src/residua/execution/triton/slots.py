@@ -5,6 +5,10 @@ a tile of anchors and some neighbourhoods, and walks the groups of one neighbour
 group adds to the shared slot stays in registers until the neighbourhood is done, what it adds to a slot of
 its own is stored at once. No two programs write the same row, so repeats are bit-identical without atomics,
 and nothing is read back.
+
+Weights are rounded to 16 bits and divided by the sum of what they were rounded to, so a mean is off by no
+more than the rounding of its members' deviations. The log-weight of a slot belongs to the key as it is
+stored: rounded keys are exact at their anchor all the same.
 """
 
 # mypy: allow-untyped-defs
@@ -24,6 +28,23 @@ PROGRAMS_PER_TILE = 8  # over which the neighbourhoods of a tile of anchors are 
 
 
 @triton.jit
+def put_mean(
+    OUT_K, OUT_V, OUT_W, a, sum_k, sum_v, total, mass, at, mask, dims, cols, scale,
+    D: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """Stores the mean keys and values of slots `at` [BM], and the log-weights with which the keys have the
+    slots' masses (base 2, in units of 2^-12) at the anchors `a`."""
+    share = tl.where(total == 0.0, 0.0, 1.0 / total)[:, None]
+    mean = (sum_k * share).to(OUT_K.dtype.element_ty)
+    weight = mass + 12 - tl.sum(a * mean.to(tl.float32), 1) * scale
+    tl.store(OUT_W + at, weight * 0.6931471805599453, mask=mask)
+    at = at[:, None]
+    tl.store(OUT_K + at * D + dims[None, :], mean, mask=mask[:, None] & (dims < D)[None, :])
+    value = (sum_v * share).to(OUT_V.dtype.element_ty)
+    tl.store(OUT_V + at * DV + cols[None, :], value, mask=mask[:, None] & (cols < DV)[None, :])
+
+
+@triton.jit
 def slots_kernel(
     ANCHORS,  # [B, H, CQ, D] fp32
     K,  # [B, Hkv, NK, BD] group-major, zeros behind column D
@@ -33,8 +54,9 @@ def slots_kernel(
     ENDS,  # [B, Hkv, hoods + 1] int64: where in MEMBERS each neighbourhood begins
     SLOTS,  # [B, H, CQ, CK] int32
     MASS,  # [B, H, CQ, T] fp32
-    OUT_K,  # [B, H, CQ, T, D] fp32
-    OUT_V,  # [B, H, CQ, T, DV] fp32
+    OUT_K,  # [B, H, CQ, T, D]
+    OUT_V,  # [B, H, CQ, T, DV]
+    OUT_W,  # [B, H, CQ, T] fp32: log-weight of the slot's key
     H,
     shares,
     CQ,
@@ -53,12 +75,12 @@ def slots_kernel(
     BN: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     pid = tl.program_id(0)
     head = (pid // (tiles * parts)).to(tl.int64)
     part = pid // tiles % parts
-    anchors = pid % tiles * BM + tl.arange(0, BM)
-    row = head * CQ + anchors
+    row = pid % tiles * BM + tl.arange(0, BM)
     dims = tl.arange(0, BD)
     cols = tl.arange(0, BDV)
     kv_head = head // H * (H // shares) + head % H // shares
@@ -67,7 +89,14 @@ def slots_kernel(
     OFFSETS += kv_head * (CK + 1)
     MEMBERS += kv_head * CK
     ENDS += kv_head * (hoods + 1)
-    here = anchors < CQ
+    # offsets inside a head fit in 32 bits
+    ANCHORS += head * CQ * D
+    SLOTS += head * CQ * CK
+    MASS += head * CQ * T
+    OUT_W += head * CQ * T
+    OUT_K += head * CQ * T * D
+    OUT_V += head * CQ * T * DV
+    here = row < CQ
     a = tl.load(
         ANCHORS + row[:, None] * D + dims[None, :], mask=here[:, None] & (dims < D)[None, :], other=0.0
     )
@@ -78,52 +107,61 @@ def slots_kernel(
     for hood in range(part * span, tl.minimum(part * span + span, hoods)):
         shared_k = tl.zeros([BM, BD], tl.float32)
         shared_v = tl.zeros([BM, BDV], tl.float32)
+        shared_sum = tl.zeros([BM], tl.float32)
         for member in range(tl.load(ENDS + hood), tl.load(ENDS + hood + 1)):
-            group = tl.load(MEMBERS + member)
+            group = tl.load(MEMBERS + member).to(tl.int32)
             slot = tl.load(SLOTS + row * CK + group, mask=here, other=-1)
             k_base = K + tl.load(OFFSETS + group) * BD
             v_base = V + tl.load(OFFSETS + group) * BDV
             start = tl.load(OFFSETS + group).to(tl.int32)
             stop = tl.load(OFFSETS + group + 1).to(tl.int32)
             if (stop > start) & (tl.max(slot, 0) >= 0):
-                # weights and sums are counted in units of 2^-12: the last part of a small weight stays above
-                # what 16 bits can hold
+                # weights are counted in units of 2^-12: small ones stay above what 16 bits can hold
                 mass = tl.load(MASS + row * T + slot, mask=slot >= 0, other=0.0) * 1.4426950408889634 - 12
                 own_k = tl.zeros([BM, BD], tl.float32)
                 own_v = tl.zeros([BM, BDV], tl.float32)
+                own_sum = tl.zeros([BM], tl.float32)
                 for first in range(start, stop, BN):
                     live = offsets < stop - first
                     k = tl.load(k_base + (first - start) * BD + k_tile, mask=live[:, None], other=0.0)
                     v = tl.load(v_base + (first - start) * BDV + v_tile, mask=live[:, None], other=0.0)
-                    scores = add_product(a, tl.trans(k), tl.zeros([BM, BN], tl.float32), 3)
+                    scores = add_product(a, tl.trans(k), tl.zeros([BM, BN], tl.float32), 2, PRECISION)
                     p = tl.where(live[None, :], tl.exp2(scores * scale - mass[:, None]), 0.0)
-                    own_k = add_product(p, k, own_k, 2)
-                    own_v = add_product(p, v, own_v, 2)
+                    rounded = p.to(k.dtype)
+                    own_sum += tl.sum(rounded.to(tl.float32), 1)
+                    own_k = tl.dot(rounded, k, own_k, input_precision=PRECISION)
+                    own_v = tl.dot(p.to(v.dtype), v, own_v, input_precision=PRECISION)
                 # an anchor without a slot here has added up something, and keeps nothing of it
-                shared_k += tl.where((slot >= single)[:, None], own_k, 0.0)
-                shared_v += tl.where((slot >= single)[:, None], own_v, 0.0)
-                at = (row * T + slot)[:, None]
-                own = ((slot >= 0) & (slot < single) & (mass != -float("inf")))[:, None]
-                tl.store(OUT_K + at * D + dims[None, :], own_k / 4096, mask=own & (dims < D)[None, :])
-                tl.store(OUT_V + at * DV + cols[None, :], own_v / 4096, mask=own & (cols < DV)[None, :])
+                shares_it = slot >= single
+                shared_k += tl.where(shares_it[:, None], own_k, 0.0)
+                shared_v += tl.where(shares_it[:, None], own_v, 0.0)
+                shared_sum += tl.where(shares_it, own_sum, 0.0)
+                own = (slot >= 0) & (slot < single) & (mass != -float("inf"))
+                put_mean(
+                    OUT_K, OUT_V, OUT_W, a, own_k, own_v, own_sum, mass, row * T + slot, own, dims, cols,
+                    scale, D, DV,
+                )  # fmt: skip
         # without shared slots there is one neighbourhood all the same, of groups with slots of their own
-        at = (row * T + single + hood)[:, None]
-        shared = (here & (single + hood < T))[:, None]
-        tl.store(OUT_K + at * D + dims[None, :], shared_k / 4096, mask=shared & (dims < D)[None, :])
-        tl.store(OUT_V + at * DV + cols[None, :], shared_v / 4096, mask=shared & (cols < DV)[None, :])
+        shared = here & (single + hood < T)
+        mass = tl.load(MASS + row * T + single + hood, mask=shared, other=0.0) * 1.4426950408889634 - 12
+        put_mean(
+            OUT_K, OUT_V, OUT_W, a, shared_k, shared_v, shared_sum, mass, row * T + single + hood, shared,
+            dims, cols, scale, D, DV,
+        )  # fmt: skip
     # slots of nobody's: zeros
     per_part = (single + parts - 1) // parts
     for slot in range(part * per_part, tl.minimum(part * per_part + per_part, single)):
         empty = tl.load(MASS + row * T + slot, mask=here, other=0.0) == -float("inf")
         at = (row * T + slot)[:, None]
+        tl.store(OUT_W + row * T + slot, tl.full([BM], -float("inf"), tl.float32), mask=empty)
         tl.store(
             OUT_K + at * D + dims[None, :],
-            tl.zeros([BM, BD], tl.float32),
+            tl.zeros([BM, BD], OUT_K.dtype.element_ty),
             mask=empty[:, None] & (dims < D)[None, :],
         )
         tl.store(
             OUT_V + at * DV + cols[None, :],
-            tl.zeros([BM, BDV], tl.float32),
+            tl.zeros([BM, BDV], OUT_V.dtype.element_ty),
             mask=empty[:, None] & (cols < DV)[None, :],
         )
 
@@ -147,18 +185,21 @@ def slot_means(
     scale: float,
     value_dim: int,
     single: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """anchors [B, H, Cq, D], keys and values [B, Hkv, Nk, padded] group-major, offsets [B, Hkv, Ck + 1],
     members [B, Hkv, Ck] and ends [B, Hkv, hoods + 1] (groups by neighbourhood), slots [B, H, Cq, Ck] int32,
-    log_mass [B, H, Cq, T] -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv], both fp32"""
+    log_mass [B, H, Cq, T] -> keys [B, H, Cq, T, D] and values [B, H, Cq, T, Dv] in the dtypes of their
+    sources, log-weights [B, H, Cq, T] fp32"""
     batch, heads, cq, dim = anchors.shape
     kv_heads, count, width = keys.shape[1:]
     room, hoods = log_mass.shape[-1], ends.shape[-1] - 1
     make = torch.empty if slots.numel() and count else torch.zeros
-    out_keys = make(batch, heads, cq, room, dim, dtype=torch.float32, device=keys.device)
-    out_values = make(batch, heads, cq, room, value_dim, dtype=torch.float32, device=keys.device)
+    out_keys = make(batch, heads, cq, room, dim, dtype=keys.dtype, device=keys.device)
+    out_values = make(batch, heads, cq, room, value_dim, dtype=values.dtype, device=keys.device)
+    log_mass = log_mass.float().contiguous()
     if not log_mass.numel() or not slots.numel() or not count:
-        return out_keys, out_values
+        return out_keys, out_values, log_mass
+    weight = torch.empty_like(log_mass)
     size = tiles_for(max(width, values.shape[-1]), keys.dtype)
     tiles = cdiv(cq, size.rows)
     parts = max(1, min(PROGRAMS_PER_TILE, hoods))
@@ -170,9 +211,10 @@ def slot_means(
         members.contiguous(),
         ends.contiguous(),
         slots.int().contiguous(),
-        log_mass.float().contiguous(),
+        log_mass,
         out_keys,
         out_values,
+        weight,
         heads,
         heads // kv_heads,
         cq,
@@ -191,7 +233,8 @@ def slot_means(
         BN=size.keys,
         BD=padded(dim),
         BDV=padded(value_dim),
+        PRECISION="tf32x3" if max(width, values.shape[-1]) <= 128 else "tf32",  # for fp32: what fits
         num_warps=size.warps,
         num_stages=size.stages,
     )
-    return out_keys, out_values
+    return out_keys, out_values, weight

@@ -1,6 +1,6 @@
 """The pair budget of every head: cells ranked once, then taken one after the other while they fit.
 
-`residua.routing` says what is taken. One program walks the ranked cells of one head for one budget; it stops
+`Backend.spend` says what is taken. One program walks the ranked cells of one head for one budget; it stops
 when the budget has overflown as often as the plain version looks again.
 """
 
@@ -19,36 +19,86 @@ BLOCK = 1024  # ranked cells that are looked at together
 
 @triton.jit
 def worth_kernel(
-    SHARE,  # [B, H, CQ, CK] fp32 strided over the last dimension only: log of the share of a row's mass
+    MASS,  # [B, H, CQ, CK] fp32 strided over the last dimension only: log of the mass, or of its share
     QUERY_SIZES,  # [B, H, CQ] int64
-    KV_SIZES,  # [B, H, CK] int64
-    WORTH,  # [B, H, CQ, CK] fp32: share per pair
+    KV_SIZES,  # [B, H, >= CK] int64
+    WORTH,  # [B, H, CQ, free] fp32: share per pair
     BEST,  # [B, H, CQ] int32: the best cell of every query group
+    CELLS,  # [n, B, H, CQ, free] uint8: what is kept whatever it costs
     CQ,
     CK,
-    sr,  # step from one row of SHARE to the next
+    free,
+    sr,  # step from one row of MASS to the next
+    ss,  # step from one head of KV_SIZES to the next
+    number,
+    step,  # from one budget of CELLS to the next
     BC: tl.constexpr,
+    SHARES: tl.constexpr,  # whether MASS holds shares; otherwise groups of NaN are kept, and count as nothing
 ):
     row = tl.program_id(0).to(tl.int64)
     head = row // CQ
     rows = tl.load(QUERY_SIZES + row)
+    base = tl.zeros([], tl.float32)
+    if not SHARES:
+        top = tl.full([BC], -float("inf"), tl.float32)
+        total = tl.zeros([BC], tl.float32)
+        for first in range(0, CK, BC):
+            ids = first + tl.arange(0, BC)
+            mass = tl.load(MASS + row * sr + ids, mask=ids < CK, other=-float("inf"))
+            mass = tl.where(mass == mass, mass, -float("inf"))
+            new_top = tl.maximum(top, mass)
+            safe = tl.where(new_top == -float("inf"), 0.0, new_top)
+            total = total * tl.exp(top - safe) + tl.exp(mass - safe)
+            top = new_top
+        peak = tl.max(top, 0)
+        safe = tl.where(peak == -float("inf"), 0.0, peak)
+        base = safe + tl.log(tl.sum(total * tl.exp(top - safe), 0))
     best = tl.full([BC], -float("inf"), tl.float32)
     place = tl.zeros([BC], tl.int32)
-    for first in range(0, CK, BC):
+    for first in range(0, free, BC):
         ids = first + tl.arange(0, BC)
-        here = ids < CK
-        keys = tl.load(KV_SIZES + head * CK + ids, mask=here, other=0)
-        worth = tl.load(SHARE + row * sr + ids, mask=here, other=-float("inf"))
-        worth = worth - tl.log(tl.maximum(keys, 1).to(tl.float32))
+        here = ids < free
+        keys = tl.load(KV_SIZES + head * ss + ids, mask=here, other=0)
+        mass = tl.load(MASS + row * sr + ids, mask=here, other=-float("inf"))
+        occupied = (keys > 0) & (rows > 0)
+        if not SHARES:
+            always = (occupied & (mass != mass)).to(tl.uint8)
+            for n in range(0, number):
+                tl.store(CELLS + n * step + row * free + ids, always, mask=here)
+            mass = tl.where(mass == mass, mass, -float("inf"))
+        worth = mass - base - tl.log(tl.maximum(keys, 1).to(tl.float32))
         worth = tl.where(worth == worth, worth, float("inf"))  # NaN comes first: it must reach the output
-        worth = tl.where((keys > 0) & (rows > 0), worth, -float("inf"))
-        tl.store(WORTH + row * CK + ids, worth, mask=here)
+        worth = tl.where(occupied, worth, -float("inf"))
+        tl.store(WORTH + row * free + ids, worth, mask=here)
         better = worth > best
         best = tl.where(better, worth, best)
         place = tl.where(better, ids, place)
-    top = tl.max(best, 0)
-    first_best = tl.min(tl.where(best == top, place, CK), 0)
-    tl.store(BEST + row, tl.where(top == -float("inf"), 0, first_best))
+    top_worth = tl.max(best, 0)
+    first_best = tl.min(tl.where(best == top_worth, place, free), 0)
+    tl.store(BEST + row, tl.where(top_worth == -float("inf"), 0, first_best))
+
+
+@triton.jit
+def missed_kernel(
+    MASS,  # [B, H, CQ, CK] fp32
+    CELLS,  # [n, B, H, CQ, CK] uint8
+    OUT,  # [n, B, H, CQ] fp32
+    CK,
+    rows,  # B * H * CQ
+    number,
+    BC: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    ids = tl.arange(0, BC)
+    mass = tl.load(MASS + row * CK + ids, mask=ids < CK, other=-float("inf"))
+    mass = tl.where(mass == mass, mass, -float("inf"))
+    top = tl.max(mass, 0)
+    weight = tl.exp(mass - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    for n in range(0, number):
+        at = (n * rows + row) * CK + ids
+        kept = tl.load(CELLS + at, mask=ids < CK, other=1) != 0
+        tl.store(OUT + n * rows + row, tl.sum(tl.where(kept, 0.0, weight), 0) / total)
 
 
 @triton.jit
@@ -56,12 +106,13 @@ def fill_kernel(
     ORDER,  # [B, H, CQ * CK] int64: cells, best first
     BEST,  # [B, H, CQ] int32
     QUERY_SIZES,  # [B, H, CQ] int64
-    KV_SIZES,  # [B, H, CK] int64
+    KV_SIZES,  # [B, H, >= CK] int64
     BUDGETS,  # [n, B, H] int64
-    CELLS,  # [n, B, H, CQ, CK] uint8, zeros
+    CELLS,  # [n, B, H, CQ, CK] uint8, written to where a cell is taken
     heads,  # B * H
     CQ,
     CK,
+    ss,  # step from one head of KV_SIZES to the next
     passes,
     BC: tl.constexpr,
     BQ: tl.constexpr,
@@ -72,7 +123,7 @@ def fill_kernel(
     ORDER += head * count
     BEST += head * CQ
     QUERY_SIZES += head * CQ
-    KV_SIZES += head * CK
+    KV_SIZES += head * ss
     CELLS += pid * count
     left = tl.load(BUDGETS + pid)
     for first in range(0, CQ, BQ):
@@ -80,7 +131,9 @@ def fill_kernel(
         rows = tl.load(QUERY_SIZES + groups, mask=groups < CQ, other=0)
         best = tl.load(BEST + groups, mask=groups < CQ, other=0)
         cost = rows * tl.load(KV_SIZES + best, mask=groups < CQ, other=0)
-        tl.store(CELLS + groups.to(tl.int64) * CK + best, (cost > 0).to(tl.uint8), mask=groups < CQ)
+        tl.store(
+            CELLS + groups.to(tl.int64) * CK + best, (cost > 0).to(tl.uint8), mask=(groups < CQ) & (cost > 0)
+        )
         left -= tl.sum(cost, 0)
     spent = tl.zeros([], tl.int64)  # in this pass
     first = tl.zeros([], tl.int32)
@@ -107,20 +160,30 @@ def fill_kernel(
         first = stop
 
 
-def spend(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Tensor, passes: int) -> Tensor:
-    """log_share [B, H, Cq, Ck], sizes [B, H, .] int64, budgets [n, B, H] int64 -> [n, B, H, Cq, Ck] bool"""
-    batch, heads, cq, ck = log_share.shape
-    number, device = budgets.shape[0], log_share.device
-    cells = torch.zeros(number, batch, heads, cq, ck, dtype=torch.uint8, device=device)
+def spend(
+    log_mass: Tensor,
+    query_sizes: Tensor,
+    kv_sizes: Tensor,
+    budgets: Tensor,
+    passes: int,
+    free: int,
+    shares: bool,
+) -> Tensor:
+    """log_mass [B, H, Cq, Ck], or its shares, sizes [B, H, .] int64, budgets [n, B, H] int64
+    -> [n, B, H, Cq, free] bool"""
+    batch, heads, cq, ck = log_mass.shape
+    number, device = budgets.shape[0], log_mass.device
+    make = torch.zeros if shares else torch.empty  # otherwise the first kernel writes what is always kept
+    cells = make(number, batch, heads, cq, free, dtype=torch.uint8, device=device)
     if cells.numel() == 0:
         return cells.bool()
-    share = log_share if _steady(log_share) else log_share.contiguous()
+    mass = log_mass if _steady(log_mass) else log_mass.contiguous()
     query_sizes, kv_sizes = query_sizes.contiguous(), kv_sizes.contiguous()
-    worth = torch.empty(batch, heads, cq, ck, dtype=torch.float32, device=device)
+    worth = torch.empty(batch, heads, cq, free, dtype=torch.float32, device=device)
     best = torch.empty(batch, heads, cq, dtype=torch.int32, device=device)
     worth_kernel[(batch * heads * cq,)](
-        share, query_sizes, kv_sizes, worth, best, cq, ck, share.stride(2), BC=min(1024, padded(ck)),
-        num_warps=4,
+        mass, query_sizes, kv_sizes, worth, best, cells, cq, ck, free, mass.stride(2), kv_sizes.shape[-1],
+        number, batch * heads * cq * free, BC=min(1024, padded(ck)), SHARES=shares, num_warps=4,
     )  # fmt: skip
     order = worth.flatten(2).sort(dim=-1, descending=True, stable=True).indices
     fill_kernel[(number * batch * heads,)](
@@ -132,13 +195,26 @@ def spend(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Ten
         cells,
         batch * heads,
         cq,
-        ck,
+        free,
+        kv_sizes.shape[-1],
         passes,
         BC=BLOCK,
         BQ=min(1024, padded(cq)),
         num_warps=8,
     )
     return cells.view(torch.bool)
+
+
+def missed_mass(log_mass: Tensor, cells: Tensor) -> Tensor:
+    """log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32"""
+    number, *shape = cells.shape
+    out = torch.empty(cells.shape[:-1], dtype=torch.float32, device=cells.device)
+    if out.numel():
+        missed_kernel[(out[0].numel(),)](
+            log_mass.contiguous(), cells.contiguous().view(torch.uint8), out, shape[-1], out[0].numel(),
+            number, BC=padded(shape[-1]), num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 def _steady(x: Tensor) -> bool:

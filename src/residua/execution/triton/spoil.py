@@ -18,6 +18,7 @@ def spoil_kernel(
     N,
     tiles,
     D: tl.constexpr,
+    SPAN: tl.constexpr,
     BN: tl.constexpr,
     BD: tl.constexpr,
 ):
@@ -27,12 +28,14 @@ def spoil_kernel(
     lost = tl.load(LOST + head * D + dims, mask=dims < D, other=0) != 0
     if tl.max(lost.to(tl.int32), 0) == 0:
         return
-    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
-    at = OUT + (head * N + rows)[:, None] * D + dims[None, :]
-    mask = (rows < N)[:, None] & lost[None, :]
-    finite = tl.abs(tl.load(at, mask=mask, other=0.0).to(tl.float32)) < float("inf")
     nothing = tl.full([BN, BD], float("nan"), tl.float32).to(OUT.dtype.element_ty)
-    tl.store(at, nothing, mask=mask & finite)
+    start = (pid % tiles).to(tl.int64) * SPAN
+    for first in range(0, SPAN, BN):
+        rows = start + first + tl.arange(0, BN)
+        at = OUT + (head * N + rows)[:, None] * D + dims[None, :]
+        mask = (rows < N)[:, None] & lost[None, :]
+        finite = tl.abs(tl.load(at, mask=mask, other=0.0).to(tl.float32)) < float("inf")
+        tl.store(at, nothing, mask=mask & finite)
 
 
 def spoil(out: Tensor, lost: Tensor) -> Tensor:
@@ -40,11 +43,11 @@ def spoil(out: Tensor, lost: Tensor) -> Tensor:
     batch, heads, count, dim = out.shape
     if not out.is_contiguous():
         return torch.where(lost & out.isfinite(), torch.nan, out)
-    rows = 256
-    tiles = cdiv(count, rows)
+    span = 1024  # rows of a program: nearly all programs find that nothing is lost
+    tiles = cdiv(count, span)
     if out.numel():
         spoil_kernel[(batch * heads * tiles,)](
-            out, lost.contiguous().view(torch.uint8), count, tiles, D=dim, BN=rows, BD=padded(dim),
+            out, lost.contiguous().view(torch.uint8), count, tiles, D=dim, SPAN=span, BN=16, BD=padded(dim),
             num_warps=4,
         )  # fmt: skip
     return out

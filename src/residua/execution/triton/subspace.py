@@ -138,7 +138,11 @@ def subspace_kernel(
         gram = inner_products(OUT, WORK, n, rank, BR, BK)
         mean = tl.sum(tl.sum(tl.where(cols[:, None] == cols[None, :], gram, 0.0), 1), 0) / rank
         inverse = inverse_root(gram, rank, BR, floor) / tl.sqrt(tl.maximum(mean, 1e-37))
-        turn_columns(WORK, OUT, inverse, n, rank, BR, BK)
+        # W gram is the transposed root. The products are summed again: held through the loop they would cost
+        # registers. WORK @ W^T would be cheaper, and is the same only where the iteration has converged
+        gram = inner_products(OUT, WORK, n, rank, BR, BK)
+        upper = tl.dot(inverse, gram, input_precision="tf32x3")
+        turn_columns(OUT, OUT, upper, n, rank, BR, BK)
 
 
 def fits(matrix: Tensor, rank: int) -> bool:

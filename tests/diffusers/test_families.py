@@ -12,9 +12,17 @@ NAMES = [
     "wan", "wan i2v", "wan ti2v", "wan vace", "skyreels", "hunyuan", "hunyuan i2v", "hunyuan 1.5",
     "cosmos 2.5", "cosmos 3", "cogvideox", "ltx", "ltx 2", "mochi", "chronoedit", "wan animate", "consisid",
     "motif", "framepack", "flux", "flux 2", "qwen image", "minimax h3",
+    "kandinsky 5", "kandinsky 6", "helios", "anyflow", "z image", "sd3.5", "allegro", "easyanimate",
 ]  # fmt: skip
-PICTURES = ("flux", "flux 2", "qwen image")
-HISTORY = {"framepack": 128 + 16 + 16}  # tokens of older frames, which count as video
+# Where it is not that of a small video.
+GRIDS = {
+    "flux": (1, 1, 192),
+    "flux 2": (1, 1, 192),
+    "qwen image": (1, 1, 192),
+    "z image": (1, 12, 16),
+    "sd3.5": (1, 12, 16),
+}
+HISTORY = {"framepack": 128 + 16 + 16, "helios": 64 + 16 + 4}  # tokens of older frames, which count as video
 # What is not video: text queries and text keys of one call.
 TEXT = {
     "hunyuan": (8, 8),
@@ -30,7 +38,13 @@ TEXT = {
     "flux 2": (8, 8),
     "qwen image": (8, 8),
     "minimax h3": (30, 30),  # text, reference, audio
+    "z image": (64, 64),  # filled up to a multiple of 32
+    "sd3.5": (8, 8),
+    "easyanimate": (8, 8),
 }
+NO_TEXT = ("noise_refiner", "attn2")  # layers of these models that see the image alone
+# Kandinsky 5 rounds its queries and keys to bf16: the smallest difference may become one step of that.
+TOLERANCE = {"kandinsky 5": 2e-3}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +55,7 @@ def test_density_one_is_dense_and_removal_is_exact(name, tiny, scheduler, denois
         same = denoise(model, inputs, scheduler)
         report = handle.report()
     assert report.total.sparse > 0
-    assert (same - dense).abs().max() <= 2e-5 * dense.abs().max()
+    assert (same - dense).abs().max() <= TOLERANCE.get(name, 2e-5) * dense.abs().max()
     assert torch.equal(denoise(model, inputs, scheduler), dense)
 
 
@@ -53,9 +67,10 @@ def test_sparse_calls_and_density_are_as_configured(name, tiny, scheduler, denoi
     out = denoise(model, inputs, scheduler)
     report = handle.report()
     [transformer] = report.transformers
-    assert transformer.grids == [(1, 1, 192) if name in PICTURES else (3, 8, 8)]
-    text_q, text_k = TEXT.get(name, (0, 0))
+    assert transformer.grids == [GRIDS.get(name, (3, 8, 8))]
     for layer in transformer.layers:
+        no_text = any(part in layer.name for part in NO_TEXT)
+        text_q, text_k = (0, 0) if no_text else TEXT.get(name, (0, 0))
         assert (layer.sparse, layer.warm) == (6, 4)  # 3 sparse steps x 2 branches, cold once per branch
         assert layer.dense == {"first steps": 2, **({"text pathway": 8} if name == "cosmos 3" else {})}
         assert layer.density == layer.pairs["total"] / layer.pairs["possible"]

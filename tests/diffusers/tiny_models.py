@@ -16,6 +16,7 @@ import torch
 
 FRAMES, HEIGHT, WIDTH = 3, 8, 8
 VIDEO = FRAMES * HEIGHT * WIDTH
+QK = ("to_q.", "to_k.", "to_query.", "to_key.", "q_proj", "k_proj")  # in names of weights
 Built = tuple[Any, dict[str, Any]]
 
 
@@ -298,6 +299,111 @@ def minimax_h3() -> Built:
     }  # fmt: skip
 
 
+def kandinsky5() -> Built:
+    model = diffusers.Kandinsky5Transformer3DModel(
+        in_visual_dim=4, in_text_dim=16, in_text_dim2=8, time_dim=16, out_visual_dim=4, patch_size=(1, 2, 2),
+        model_dim=32, ff_dim=32, num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 6, 6),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4).movedim(1, -1), "encoder_hidden_states": noise(1, 6, 16),
+        "timestep": torch.tensor([500.0]), "pooled_projections": noise(1, 8),
+        "visual_rope_pos": [torch.arange(FRAMES), torch.arange(HEIGHT), torch.arange(WIDTH)],
+        "text_rope_pos": torch.arange(6),
+    }  # fmt: skip
+
+
+def kandinsky6() -> Built:
+    model = diffusers.Kandinsky6Transformer3DModel(
+        in_visual_dim=4, out_visual_dim=4, in_text_dim=16, in_text_dim2=8, time_dim=16, model_dim=32,
+        ff_dim=32, num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 6, 6), visual_cond=False,
+        in_audio_dim=4, out_audio_dim=4, ca_rope=True, cross_gates=True, fix_modulation=True,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4).movedim(1, -1), "encoder_hidden_states": noise(1, 6, 16),
+        "pooled_projections": noise(1, 8), "timestep": torch.tensor([500.0]),
+        "audio_hidden_states": noise(1, 9, 4),
+    }  # fmt: skip
+
+
+def helios() -> Built:
+    """One frame of recent history, two of the middle, four old ones: 64 + 16 + 4 tokens."""
+    model = diffusers.HeliosTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_dim=(4, 4, 4), is_amplify_history=True,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4), "timestep": torch.tensor([500]),
+        "encoder_hidden_states": noise(1, 12, 16), "indices_hidden_states": torch.arange(7, 7 + FRAMES)[None],
+        "latents_history_long": latents(1, 4, frames=4), "latents_history_mid": latents(1, 4, frames=2),
+        "latents_history_short": latents(1, 4, frames=1),
+        "indices_latents_history_long": torch.arange(4)[None],
+        "indices_latents_history_mid": torch.arange(4, 6)[None],
+        "indices_latents_history_short": torch.arange(6, 7)[None],
+    }  # fmt: skip
+
+
+def anyflow() -> Built:
+    model = diffusers.AnyFlowTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
+    )  # fmt: skip
+    times = {"timestep": torch.full((1, FRAMES), 500.0), "r_timestep": torch.full((1, FRAMES), 250.0)}
+    return model, {
+        "hidden_states": latents(1, 16).transpose(1, 2), "encoder_hidden_states": noise(1, 12, 16), **times
+    }  # fmt: skip
+
+
+def z_image() -> Built:
+    """Two prompts of different length, each filled up to 32 tokens or 64."""
+    model = diffusers.ZImageTransformer2DModel(
+        in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=16,
+        axes_dims=[4, 6, 6], axes_lens=[128, 32, 32],
+    )  # fmt: skip
+    return model, {
+        "x": [noise(4, 1, 24, 32), noise(4, 1, 24, 32) + 1], "t": torch.tensor([0.5, 0.5]),
+        "cap_feats": [noise(5, 16), noise(40, 16)],
+    }  # fmt: skip
+
+
+def sd3() -> Built:
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=32, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, caption_projection_dim=32, pooled_projection_dim=8,
+        out_channels=4, pos_embed_max_size=16, dual_attention_layers=(0,), qk_norm="rms_norm",
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(1, 4, 24, 32), "encoder_hidden_states": noise(1, 8, 16),
+        "pooled_projections": noise(1, 8), "timestep": torch.tensor([500]),
+    }  # fmt: skip
+
+
+def allegro() -> Built:
+    model = diffusers.AllegroTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, num_layers=2,
+        cross_attention_dim=24, sample_height=2 * HEIGHT, sample_width=2 * WIDTH, sample_frames=FRAMES,
+        caption_channels=16,
+    )  # fmt: skip
+    axes = torch.meshgrid(torch.arange(FRAMES), torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    turns = [(noise(size, 4), noise(4, size).T) for size in (FRAMES, HEIGHT, WIDTH)]
+    return model, {
+        "hidden_states": latents(1, 4), "encoder_hidden_states": noise(1, 6, 16),
+        "timestep": torch.tensor([500]), "encoder_attention_mask": torch.ones(1, 6),
+        "image_rotary_emb": (turns, [axis.flatten()[None] for axis in axes]),
+    }  # fmt: skip
+
+
+def easyanimate() -> Built:
+    """The first block has projections of its own for the text, the second shares them."""
+    model = diffusers.EasyAnimateTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, patch_size=2,
+        num_layers=2, mmdit_layers=1, time_embed_dim=8, text_embed_dim=16,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4), "encoder_hidden_states": noise(1, 8, 16),
+        "timestep": torch.tensor([500]),
+    }  # fmt: skip
+
+
 def places(tokens: int, axes: int) -> torch.Tensor:
     ids = torch.zeros(tokens, axes)
     ids[:, 1], ids[:, 2] = torch.arange(tokens) // 16, torch.arange(tokens) % 16
@@ -328,6 +434,14 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "flux 2": flux2,
     "qwen image": qwen_image,
     "minimax h3": minimax_h3,
+    "kandinsky 5": kandinsky5,
+    "kandinsky 6": kandinsky6,
+    "helios": helios,
+    "anyflow": anyflow,
+    "z image": z_image,
+    "sd3.5": sd3,
+    "allegro": allegro,
+    "easyanimate": easyanimate,
 }
 
 
@@ -339,7 +453,7 @@ def settled(built: Built, seed: int = 0) -> Built:
         for name, weight in sorted(model.named_parameters()):
             if weight.ndim > 1:
                 # Queries and keys are drawn larger, so that attention is not uniform and sparsity shows.
-                spread = 3.0 if any(part in name for part in ("to_q.", "to_k.", "q_proj", "k_proj")) else 1.0
+                spread = 3.0 if any(part in name for part in QK) else 1.0
                 weight.copy_(torch.randn(weight.shape, generator=draw) * spread / weight[0].numel() ** 0.5)
             elif "norm" not in name:
                 weight.copy_(0.02 * torch.randn(weight.shape, generator=draw))
@@ -365,6 +479,11 @@ LATER = {
     "motif": "MotifVideoTransformer3DModel",
     "flux 2": "Flux2Transformer2DModel",
     "minimax h3": "MiniMaxH3Transformer3DModel",
+    "kandinsky 5": "Kandinsky5Transformer3DModel",
+    "kandinsky 6": "Kandinsky6Transformer3DModel",
+    "helios": "HeliosTransformer3DModel",
+    "anyflow": "AnyFlowTransformer3DModel",
+    "z image": "ZImageTransformer2DModel",
 }
 
 

@@ -29,17 +29,23 @@ def latents(batch: int, channels: int, patch: int = 2, frames: int = FRAMES) -> 
 
 
 def wan(
-    image: bool = False, tokens_timestep: bool = False, heads: int = 2, layers: int = 2, batch: int = 1
+    image: bool = False,
+    tokens_timestep: bool = False,
+    heads: int = 2,
+    layers: int = 2,
+    batch: int = 1,
+    channels: int = 16,
 ) -> Built:
+    channels = 36 if image else channels
     model = diffusers.WanTransformer3DModel(
         patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=12,
-        in_channels=36 if image else 16, out_channels=16, text_dim=16, freq_dim=32, ffn_dim=32,
+        in_channels=channels, out_channels=16, text_dim=16, freq_dim=32, ffn_dim=32,
         num_layers=layers, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
     )  # fmt: skip
     timestep = torch.full((batch, VIDEO), 500) if tokens_timestep else torch.full((batch,), 500)
     text = noise(batch, 12, 16)
     return model, {
-        "hidden_states": latents(batch, 36 if image else 16), "timestep": timestep,
+        "hidden_states": latents(batch, channels), "timestep": timestep,
         "encoder_hidden_states": text,
     }  # fmt: skip
 
@@ -64,14 +70,14 @@ def skyreels() -> Built:
     return model, wan()[1]
 
 
-def hunyuan(condition: str | None = None, layers: int = 1, single: int = 1) -> Built:
+def hunyuan(condition: str | None = None, layers: int = 1, single: int = 1, channels: int = 4) -> Built:
     model = diffusers.HunyuanVideoTransformer3DModel(
-        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=layers,
+        in_channels=channels, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=layers,
         num_single_layers=single, num_refiner_layers=1, patch_size=2, patch_size_t=1, guidance_embeds=True,
         text_embed_dim=16, pooled_projection_dim=8, rope_axes_dim=(2, 4, 4), image_condition_type=condition,
     )  # fmt: skip
     return model, {
-        "hidden_states": latents(1, 4), "timestep": torch.tensor([500]),
+        "hidden_states": latents(1, channels), "timestep": torch.tensor([500]),
         "encoder_hidden_states": noise(1, 8, 16),
         "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]), "pooled_projections": noise(1, 8),
         "guidance": torch.tensor([6000.0]),
@@ -150,12 +156,13 @@ def ltx(heads: int = 2) -> Built:
     }  # fmt: skip
 
 
-def ltx2() -> Built:
+def ltx2(**more: Any) -> Built:
     model = diffusers.LTX2VideoTransformer3DModel(
         in_channels=4, out_channels=4, patch_size=1, patch_size_t=1, num_attention_heads=2,
         attention_head_dim=8, cross_attention_dim=16, audio_in_channels=4, audio_out_channels=4,
         audio_num_attention_heads=2, audio_attention_head_dim=4, audio_cross_attention_dim=8, num_layers=2,
         qk_norm="rms_norm_across_heads", caption_channels=16, rope_double_precision=False,
+        **more,
     )  # fmt: skip
     return model, {
         "hidden_states": noise(1, VIDEO, 4), "audio_hidden_states": noise(1, 9, 4),
@@ -164,6 +171,20 @@ def ltx2() -> Built:
         "audio_encoder_attention_mask": torch.ones(1, 6), "num_frames": FRAMES, "height": HEIGHT,
         "width": WIDTH, "fps": 25.0, "audio_num_frames": 9,
     }  # fmt: skip
+
+
+def ltx23(**more: Any) -> Built:
+    """LTX-2.3: gated attention, a modulated cross-attention, and blocks that can be perturbed."""
+    model, inputs = ltx2(
+        gated_attn=True, audio_gated_attn=True, cross_attn_mod=True, audio_cross_attn_mod=True,
+        perturbed_attn=True, **more,
+    )  # fmt: skip
+    return model, {**inputs, "sigma": torch.tensor([500.0])}
+
+
+def ltx25() -> Built:
+    """LTX-2.5: LTX-2.3 whose cross-attention does not know the timestep."""
+    return ltx23(use_prompt_adaln_single=False, ff_bias=False, audio_ff_bias=False)
 
 
 def mochi() -> Built:
@@ -417,6 +438,8 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "wan vace": wan_vace,
     "skyreels": skyreels,
     "hunyuan": hunyuan,
+    "lucy": lambda: wan(channels=32),  # the edited video comes in as more channels
+    "hunyuan skyreels": lambda: hunyuan(channels=8),  # so does the first picture
     "hunyuan i2v": lambda: hunyuan("token_replace"),
     "hunyuan 1.5": hunyuan15,
     "cosmos 2.5": cosmos25,
@@ -424,6 +447,8 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "cogvideox": cogvideox,
     "ltx": ltx,
     "ltx 2": ltx2,
+    "ltx 2.3": ltx23,
+    "ltx 2.5": ltx25,
     "mochi": mochi,
     "chronoedit": chronoedit,
     "wan animate": wan_animate,
@@ -473,6 +498,8 @@ def need(name: str) -> None:
 # Models that came after the oldest diffusers.
 LATER = {
     "ltx 2": "LTX2VideoTransformer3DModel",
+    "ltx 2.3": "LTX2VideoTransformer3DModel",
+    "ltx 2.5": "LTX2VideoTransformer3DModel",
     "cosmos 3": "Cosmos3OmniTransformer",
     "chronoedit": "ChronoEditTransformer3DModel",
     "wan animate": "WanAnimateTransformer3DModel",
@@ -487,14 +514,19 @@ LATER = {
 }
 
 
+# Models whose class is older than an option that they need.
+OPTIONS = {
+    "cosmos 2.5": [("CosmosTransformer3DModel", "use_crossattn_projection")],
+    "ltx 2.3": [("LTX2VideoTransformer3DModel", "gated_attn")],
+    "ltx 2.5": [("LTX2VideoTransformer3DModel", "use_prompt_adaln_single")],
+}
+
+
 def build(name: str) -> Built:
     if name in LATER:
         need(LATER[name])
-    if (
-        name == "cosmos 2.5"
-        and "use_crossattn_projection"
-        not in inspect.signature(diffusers.CosmosTransformer3DModel.__init__).parameters
-    ):
-        pytest.skip(f"diffusers {diffusers.__version__} knows Cosmos 1 and 2 only")
+    for kind, option in OPTIONS.get(name, ()):
+        if option not in inspect.signature(getattr(diffusers, kind).__init__).parameters:
+            pytest.skip(f"diffusers {diffusers.__version__}: {kind} has no {option}")
     with torch.random.fork_rng():
         return settled(BUILDERS[name]())

@@ -23,9 +23,7 @@ class Helios(Wan):
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         tokens = super().tokens(model, inputs)
         for name, times in HISTORY.items():
-            latents, places = (
-                inputs.get(f"{kind}_history_{name}") for kind in ("latents", "indices_latents")
-            )
-            if latents is not None and places is not None:
+            latents = inputs.get(f"latents_history_{name}")
+            if latents is not None and inputs.get(f"indices_latents_history_{name}") is not None:
                 tokens += patches(latents, tuple(times * step for step in model.config.patch_size))
         return tokens

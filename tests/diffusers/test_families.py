@@ -3,6 +3,8 @@ after."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -12,13 +14,23 @@ NAMES = [
     "wan", "wan i2v", "wan ti2v", "wan vace", "skyreels", "hunyuan", "hunyuan i2v", "hunyuan 1.5",
     "cosmos 2.5", "cosmos 3", "cogvideox", "ltx", "ltx 2", "mochi", "chronoedit", "wan animate", "consisid",
     "motif", "framepack", "flux", "flux 2", "qwen image", "minimax h3",
+    "kandinsky 5", "kandinsky 6", "helios", "anyflow", "z image", "sd3.5", "allegro", "easyanimate",
+    "ltx 2.3", "ltx 2.5", "lucy", "hunyuan skyreels",
 ]  # fmt: skip
-PICTURES = ("flux", "flux 2", "qwen image")
-HISTORY = {"framepack": 128 + 16 + 16}  # tokens of older frames, which count as video
+# Where it is not that of a small video.
+GRIDS = {
+    "flux": (1, 1, 192),
+    "flux 2": (1, 1, 192),
+    "qwen image": (1, 1, 192),
+    "z image": (1, 12, 16),
+    "sd3.5": (1, 12, 16),
+}
+HISTORY = {"framepack": 128 + 16 + 16, "helios": 64 + 16 + 4}  # tokens of older frames, which count as video
 # What is not video: text queries and text keys of one call.
 TEXT = {
     "hunyuan": (8, 8),
     "hunyuan i2v": (8, 8),
+    "hunyuan skyreels": (8, 8),
     "hunyuan 1.5": (13, 13),
     "cosmos 3": (0, 7),
     "cogvideox": (8, 8),
@@ -30,7 +42,13 @@ TEXT = {
     "flux 2": (8, 8),
     "qwen image": (8, 8),
     "minimax h3": (30, 30),  # text, reference, audio
+    "z image": (64, 64),  # filled up to a multiple of 32
+    "sd3.5": (8, 8),
+    "easyanimate": (8, 8),
 }
+NO_TEXT = ("noise_refiner", "attn2")  # layers of these models that see the image alone
+# Kandinsky 5 rounds its queries and keys to bf16: the smallest difference may become one step of that.
+TOLERANCE = {"kandinsky 5": 2e-3}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +59,7 @@ def test_density_one_is_dense_and_removal_is_exact(name, tiny, scheduler, denois
         same = denoise(model, inputs, scheduler)
         report = handle.report()
     assert report.total.sparse > 0
-    assert (same - dense).abs().max() <= 2e-5 * dense.abs().max()
+    assert (same - dense).abs().max() <= TOLERANCE.get(name, 2e-5) * dense.abs().max()
     assert torch.equal(denoise(model, inputs, scheduler), dense)
 
 
@@ -53,9 +71,10 @@ def test_sparse_calls_and_density_are_as_configured(name, tiny, scheduler, denoi
     out = denoise(model, inputs, scheduler)
     report = handle.report()
     [transformer] = report.transformers
-    assert transformer.grids == [(1, 1, 192) if name in PICTURES else (3, 8, 8)]
-    text_q, text_k = TEXT.get(name, (0, 0))
+    assert transformer.grids == [GRIDS.get(name, (3, 8, 8))]
     for layer in transformer.layers:
+        no_text = any(part in layer.name for part in NO_TEXT)
+        text_q, text_k = (0, 0) if no_text else TEXT.get(name, (0, 0))
         assert (layer.sparse, layer.warm) == (6, 4)  # 3 sparse steps x 2 branches, cold once per branch
         assert layer.dense == {"first steps": 2, **({"text pathway": 8} if name == "cosmos 3" else {})}
         assert layer.density == layer.pairs["total"] / layer.pairs["possible"]
@@ -223,3 +242,72 @@ def test_the_grid_of_ltx_with_conditions(tiny, scheduler, denoise, speed_up):
     handle = speed_up(model, scheduler=scheduler)
     denoise(model, inputs, scheduler)
     assert handle.report().transformers[0].grids == [(3, 8, 8)]
+
+
+def test_the_nabla_masks_of_kandinsky_stay_dense_and_are_counted(tiny, scheduler, denoise, speed_up):
+    """They are block masks of flex attention: the model itself says what is computed."""
+    model, inputs = tiny.build("kandinsky 5")
+    model.set_attention_backend("flex")
+    near = torch.eye(3).bool()[None, None]
+    inputs["sparse_params"] = {"to_fractal": True, "sta_mask": near, "P": 0.5}
+    masked = denoise(model, inputs, scheduler, 2)
+    handle = speed_up(model, 0.22, scheduler=scheduler)
+    assert torch.equal(denoise(model, inputs, scheduler, 2), masked)
+    total = handle.report().total
+    assert total.sparse == 0 and total.dense == {"block mask": 8}
+    handle.remove()
+    assert model.visual_transformer_blocks[0].self_attention.processor._attention_backend == "flex"
+
+
+def test_masked_frames_of_allegro(tiny, scheduler, denoise, speed_up):
+    """The model turns the mask into a bias; we turn it back into key padding."""
+    model, inputs = tiny.build("allegro")
+    unmasked = denoise(model, inputs, scheduler)
+    inputs["attention_mask"] = torch.ones(1, 3, 16, 16)
+    inputs["attention_mask"][:, 2] = 0
+    dense = denoise(model, inputs, scheduler)
+    handle = speed_up(model, 1.0, scheduler=scheduler)
+    same = denoise(model, inputs, scheduler)
+    assert handle.report().total.sparse == 12
+    # Rows whose own key is masked are not defined.
+    valid, largest = (Ellipsis, slice(0, 2), slice(None), slice(None)), dense.abs().max()
+    assert (same - dense)[valid].abs().max() <= 2e-5 * largest < (unmasked - dense)[valid].abs().max()
+
+
+def test_pictures_of_different_sizes_in_one_batch_of_z_image(tiny, scheduler, denoise, speed_up):
+    """What the larger one has beyond the smaller is exact, like text."""
+    model, inputs = tiny.build("z image")
+    inputs["x"] = [inputs["x"][0], tiny.noise(4, 1, 32, 32)]
+    dense = denoise(model, inputs, scheduler)
+    with speed_up(model, 1.0, scheduler=scheduler) as handle:
+        same = denoise(model, inputs, scheduler)
+        assert handle.report().transformers[0].grids == [(1, 12, 16)]
+        assert handle.report().total.sparse == 18
+    assert (same - dense).abs().max() <= 2e-5 * dense.abs().max()
+
+
+def test_lists_of_pictures_for_z_image_are_refused(tiny, scheduler, speed_up):
+    model, inputs = tiny.build("z image")
+    speed_up(model, scheduler=scheduler)
+    with torch.no_grad(), pytest.raises(IntegrationError, match="Omni"):
+        model(**{**inputs, "x": [[picture] for picture in inputs["x"]]})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "model"),
+    [
+        ("LucyEditPipeline", "WanTransformer3DModel"),
+        ("HunyuanSkyreelsImageToVideoPipeline", "HunyuanVideoTransformer3DModel"),
+    ],
+)
+def test_pipelines_that_run_a_supported_class(pipeline, model, tiny):
+    import diffusers
+
+    from residua.diffusers import coverage
+
+    tiny.need(pipeline)
+    found = coverage._classes(
+        inspect.signature(getattr(diffusers, pipeline).__init__).parameters["transformer"].annotation,
+        getattr(diffusers, pipeline),
+    )
+    assert [kind.__name__ for kind in found] == [model]

@@ -16,6 +16,7 @@ import torch
 
 FRAMES, HEIGHT, WIDTH = 3, 8, 8
 VIDEO = FRAMES * HEIGHT * WIDTH
+QK = ("to_q.", "to_k.", "to_query.", "to_key.", "q_proj", "k_proj")  # in names of weights
 Built = tuple[Any, dict[str, Any]]
 
 
@@ -28,17 +29,23 @@ def latents(batch: int, channels: int, patch: int = 2, frames: int = FRAMES) -> 
 
 
 def wan(
-    image: bool = False, tokens_timestep: bool = False, heads: int = 2, layers: int = 2, batch: int = 1
+    image: bool = False,
+    tokens_timestep: bool = False,
+    heads: int = 2,
+    layers: int = 2,
+    batch: int = 1,
+    channels: int = 16,
 ) -> Built:
+    channels = 36 if image else channels
     model = diffusers.WanTransformer3DModel(
         patch_size=(1, 2, 2), num_attention_heads=heads, attention_head_dim=12,
-        in_channels=36 if image else 16, out_channels=16, text_dim=16, freq_dim=32, ffn_dim=32,
+        in_channels=channels, out_channels=16, text_dim=16, freq_dim=32, ffn_dim=32,
         num_layers=layers, cross_attn_norm=True, qk_norm="rms_norm_across_heads", rope_max_seq_len=32,
     )  # fmt: skip
     timestep = torch.full((batch, VIDEO), 500) if tokens_timestep else torch.full((batch,), 500)
     text = noise(batch, 12, 16)
     return model, {
-        "hidden_states": latents(batch, 36 if image else 16), "timestep": timestep,
+        "hidden_states": latents(batch, channels), "timestep": timestep,
         "encoder_hidden_states": text,
     }  # fmt: skip
 
@@ -63,14 +70,14 @@ def skyreels() -> Built:
     return model, wan()[1]
 
 
-def hunyuan(condition: str | None = None, layers: int = 1, single: int = 1) -> Built:
+def hunyuan(condition: str | None = None, layers: int = 1, single: int = 1, channels: int = 4) -> Built:
     model = diffusers.HunyuanVideoTransformer3DModel(
-        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=layers,
+        in_channels=channels, out_channels=4, num_attention_heads=2, attention_head_dim=10, num_layers=layers,
         num_single_layers=single, num_refiner_layers=1, patch_size=2, patch_size_t=1, guidance_embeds=True,
         text_embed_dim=16, pooled_projection_dim=8, rope_axes_dim=(2, 4, 4), image_condition_type=condition,
     )  # fmt: skip
     return model, {
-        "hidden_states": latents(1, 4), "timestep": torch.tensor([500]),
+        "hidden_states": latents(1, channels), "timestep": torch.tensor([500]),
         "encoder_hidden_states": noise(1, 8, 16),
         "encoder_attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]), "pooled_projections": noise(1, 8),
         "guidance": torch.tensor([6000.0]),
@@ -149,12 +156,13 @@ def ltx(heads: int = 2) -> Built:
     }  # fmt: skip
 
 
-def ltx2() -> Built:
+def ltx2(**more: Any) -> Built:
     model = diffusers.LTX2VideoTransformer3DModel(
         in_channels=4, out_channels=4, patch_size=1, patch_size_t=1, num_attention_heads=2,
         attention_head_dim=8, cross_attention_dim=16, audio_in_channels=4, audio_out_channels=4,
         audio_num_attention_heads=2, audio_attention_head_dim=4, audio_cross_attention_dim=8, num_layers=2,
         qk_norm="rms_norm_across_heads", caption_channels=16, rope_double_precision=False,
+        **more,
     )  # fmt: skip
     return model, {
         "hidden_states": noise(1, VIDEO, 4), "audio_hidden_states": noise(1, 9, 4),
@@ -163,6 +171,20 @@ def ltx2() -> Built:
         "audio_encoder_attention_mask": torch.ones(1, 6), "num_frames": FRAMES, "height": HEIGHT,
         "width": WIDTH, "fps": 25.0, "audio_num_frames": 9,
     }  # fmt: skip
+
+
+def ltx23(**more: Any) -> Built:
+    """LTX-2.3: gated attention, a modulated cross-attention, and blocks that can be perturbed."""
+    model, inputs = ltx2(
+        gated_attn=True, audio_gated_attn=True, cross_attn_mod=True, audio_cross_attn_mod=True,
+        perturbed_attn=True, **more,
+    )  # fmt: skip
+    return model, {**inputs, "sigma": torch.tensor([500.0])}
+
+
+def ltx25() -> Built:
+    """LTX-2.5: LTX-2.3 whose cross-attention does not know the timestep."""
+    return ltx23(use_prompt_adaln_single=False, ff_bias=False, audio_ff_bias=False)
 
 
 def mochi() -> Built:
@@ -298,6 +320,111 @@ def minimax_h3() -> Built:
     }  # fmt: skip
 
 
+def kandinsky5() -> Built:
+    model = diffusers.Kandinsky5Transformer3DModel(
+        in_visual_dim=4, in_text_dim=16, in_text_dim2=8, time_dim=16, out_visual_dim=4, patch_size=(1, 2, 2),
+        model_dim=32, ff_dim=32, num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 6, 6),
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4).movedim(1, -1), "encoder_hidden_states": noise(1, 6, 16),
+        "timestep": torch.tensor([500.0]), "pooled_projections": noise(1, 8),
+        "visual_rope_pos": [torch.arange(FRAMES), torch.arange(HEIGHT), torch.arange(WIDTH)],
+        "text_rope_pos": torch.arange(6),
+    }  # fmt: skip
+
+
+def kandinsky6() -> Built:
+    model = diffusers.Kandinsky6Transformer3DModel(
+        in_visual_dim=4, out_visual_dim=4, in_text_dim=16, in_text_dim2=8, time_dim=16, model_dim=32,
+        ff_dim=32, num_text_blocks=1, num_visual_blocks=2, axes_dims=(4, 6, 6), visual_cond=False,
+        in_audio_dim=4, out_audio_dim=4, ca_rope=True, cross_gates=True, fix_modulation=True,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4).movedim(1, -1), "encoder_hidden_states": noise(1, 6, 16),
+        "pooled_projections": noise(1, 8), "timestep": torch.tensor([500.0]),
+        "audio_hidden_states": noise(1, 9, 4),
+    }  # fmt: skip
+
+
+def helios() -> Built:
+    """One frame of recent history, two of the middle, four old ones: 64 + 16 + 4 tokens."""
+    model = diffusers.HeliosTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_dim=(4, 4, 4), is_amplify_history=True,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4), "timestep": torch.tensor([500]),
+        "encoder_hidden_states": noise(1, 12, 16), "indices_hidden_states": torch.arange(7, 7 + FRAMES)[None],
+        "latents_history_long": latents(1, 4, frames=4), "latents_history_mid": latents(1, 4, frames=2),
+        "latents_history_short": latents(1, 4, frames=1),
+        "indices_latents_history_long": torch.arange(4)[None],
+        "indices_latents_history_mid": torch.arange(4, 6)[None],
+        "indices_latents_history_short": torch.arange(6, 7)[None],
+    }  # fmt: skip
+
+
+def anyflow() -> Built:
+    model = diffusers.AnyFlowTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
+    )  # fmt: skip
+    times = {"timestep": torch.full((1, FRAMES), 500.0), "r_timestep": torch.full((1, FRAMES), 250.0)}
+    return model, {
+        "hidden_states": latents(1, 16).transpose(1, 2), "encoder_hidden_states": noise(1, 12, 16), **times
+    }  # fmt: skip
+
+
+def z_image() -> Built:
+    """Two prompts of different length, each filled up to 32 tokens or 64."""
+    model = diffusers.ZImageTransformer2DModel(
+        in_channels=4, dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=16,
+        axes_dims=[4, 6, 6], axes_lens=[128, 32, 32],
+    )  # fmt: skip
+    return model, {
+        "x": [noise(4, 1, 24, 32), noise(4, 1, 24, 32) + 1], "t": torch.tensor([0.5, 0.5]),
+        "cap_feats": [noise(5, 16), noise(40, 16)],
+    }  # fmt: skip
+
+
+def sd3() -> Built:
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=32, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, caption_projection_dim=32, pooled_projection_dim=8,
+        out_channels=4, pos_embed_max_size=16, dual_attention_layers=(0,), qk_norm="rms_norm",
+    )  # fmt: skip
+    return model, {
+        "hidden_states": noise(1, 4, 24, 32), "encoder_hidden_states": noise(1, 8, 16),
+        "pooled_projections": noise(1, 8), "timestep": torch.tensor([500]),
+    }  # fmt: skip
+
+
+def allegro() -> Built:
+    model = diffusers.AllegroTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=12, in_channels=4, out_channels=4, num_layers=2,
+        cross_attention_dim=24, sample_height=2 * HEIGHT, sample_width=2 * WIDTH, sample_frames=FRAMES,
+        caption_channels=16,
+    )  # fmt: skip
+    axes = torch.meshgrid(torch.arange(FRAMES), torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    turns = [(noise(size, 4), noise(4, size).T) for size in (FRAMES, HEIGHT, WIDTH)]
+    return model, {
+        "hidden_states": latents(1, 4), "encoder_hidden_states": noise(1, 6, 16),
+        "timestep": torch.tensor([500]), "encoder_attention_mask": torch.ones(1, 6),
+        "image_rotary_emb": (turns, [axis.flatten()[None] for axis in axes]),
+    }  # fmt: skip
+
+
+def easyanimate() -> Built:
+    """The first block has projections of its own for the text, the second shares them."""
+    model = diffusers.EasyAnimateTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, patch_size=2,
+        num_layers=2, mmdit_layers=1, time_embed_dim=8, text_embed_dim=16,
+    )  # fmt: skip
+    return model, {
+        "hidden_states": latents(1, 4), "encoder_hidden_states": noise(1, 8, 16),
+        "timestep": torch.tensor([500]),
+    }  # fmt: skip
+
+
 def places(tokens: int, axes: int) -> torch.Tensor:
     ids = torch.zeros(tokens, axes)
     ids[:, 1], ids[:, 2] = torch.arange(tokens) // 16, torch.arange(tokens) % 16
@@ -311,6 +438,8 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "wan vace": wan_vace,
     "skyreels": skyreels,
     "hunyuan": hunyuan,
+    "lucy": lambda: wan(channels=32),  # the edited video comes in as more channels
+    "hunyuan skyreels": lambda: hunyuan(channels=8),  # so does the first picture
     "hunyuan i2v": lambda: hunyuan("token_replace"),
     "hunyuan 1.5": hunyuan15,
     "cosmos 2.5": cosmos25,
@@ -318,6 +447,8 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "cogvideox": cogvideox,
     "ltx": ltx,
     "ltx 2": ltx2,
+    "ltx 2.3": ltx23,
+    "ltx 2.5": ltx25,
     "mochi": mochi,
     "chronoedit": chronoedit,
     "wan animate": wan_animate,
@@ -328,6 +459,14 @@ BUILDERS: dict[str, Callable[[], Built]] = {
     "flux 2": flux2,
     "qwen image": qwen_image,
     "minimax h3": minimax_h3,
+    "kandinsky 5": kandinsky5,
+    "kandinsky 6": kandinsky6,
+    "helios": helios,
+    "anyflow": anyflow,
+    "z image": z_image,
+    "sd3.5": sd3,
+    "allegro": allegro,
+    "easyanimate": easyanimate,
 }
 
 
@@ -339,7 +478,7 @@ def settled(built: Built, seed: int = 0) -> Built:
         for name, weight in sorted(model.named_parameters()):
             if weight.ndim > 1:
                 # Queries and keys are drawn larger, so that attention is not uniform and sparsity shows.
-                spread = 3.0 if any(part in name for part in ("to_q.", "to_k.", "q_proj", "k_proj")) else 1.0
+                spread = 3.0 if any(part in name for part in QK) else 1.0
                 weight.copy_(torch.randn(weight.shape, generator=draw) * spread / weight[0].numel() ** 0.5)
             elif "norm" not in name:
                 weight.copy_(0.02 * torch.randn(weight.shape, generator=draw))
@@ -359,23 +498,35 @@ def need(name: str) -> None:
 # Models that came after the oldest diffusers.
 LATER = {
     "ltx 2": "LTX2VideoTransformer3DModel",
+    "ltx 2.3": "LTX2VideoTransformer3DModel",
+    "ltx 2.5": "LTX2VideoTransformer3DModel",
     "cosmos 3": "Cosmos3OmniTransformer",
     "chronoedit": "ChronoEditTransformer3DModel",
     "wan animate": "WanAnimateTransformer3DModel",
     "motif": "MotifVideoTransformer3DModel",
     "flux 2": "Flux2Transformer2DModel",
     "minimax h3": "MiniMaxH3Transformer3DModel",
+    "kandinsky 5": "Kandinsky5Transformer3DModel",
+    "kandinsky 6": "Kandinsky6Transformer3DModel",
+    "helios": "HeliosTransformer3DModel",
+    "anyflow": "AnyFlowTransformer3DModel",
+    "z image": "ZImageTransformer2DModel",
+}
+
+
+# Models whose class is older than an option that they need.
+OPTIONS = {
+    "cosmos 2.5": [("CosmosTransformer3DModel", "use_crossattn_projection")],
+    "ltx 2.3": [("LTX2VideoTransformer3DModel", "gated_attn")],
+    "ltx 2.5": [("LTX2VideoTransformer3DModel", "use_prompt_adaln_single")],
 }
 
 
 def build(name: str) -> Built:
     if name in LATER:
         need(LATER[name])
-    if (
-        name == "cosmos 2.5"
-        and "use_crossattn_projection"
-        not in inspect.signature(diffusers.CosmosTransformer3DModel.__init__).parameters
-    ):
-        pytest.skip(f"diffusers {diffusers.__version__} knows Cosmos 1 and 2 only")
+    for kind, option in OPTIONS.get(name, ()):
+        if option not in inspect.signature(getattr(diffusers, kind).__init__).parameters:
+            pytest.skip(f"diffusers {diffusers.__version__}: {kind} has no {option}")
     with torch.random.fork_rng():
         return settled(BUILDERS[name]())

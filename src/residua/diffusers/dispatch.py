@@ -23,6 +23,8 @@ from ..errors import InputError, IntegrationError
 if TYPE_CHECKING:
     from .layer import Layer
 
+BLOCK_MASK = "block mask"  # of flex attention: the model itself says which blocks are computed
+
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 
@@ -54,7 +56,7 @@ def tagged_dispatch(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None = None,
+    attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -84,6 +86,10 @@ def tagged_dispatch(
         raise IntegrationError(
             f"got dropout_p={dropout_p}, attention_kwargs={attention_kwargs!r} in a self-attention call; "
             "Residua takes neither: remove() it for this model"
+        )
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        return backend.layer.leave_dense(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why=BLOCK_MASK
         )
     number = backend.number
     if parallel_config is None or parallel_config.context_parallel_config is None:

@@ -101,13 +101,13 @@ class Layer:
             backend=self.backend,
         )  # fmt: skip
 
-    def leave_dense(self, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
+    def leave_dense(self, q: Tensor, k: Tensor, v: Tensor, *more: Any, why: str = MORE_ARGUMENTS) -> Tensor:
         """A call with arguments that Residua does not take; the arguments of dispatch_attention_fn."""
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
         out = self.host.call(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self.site(),
             lambda: dispatch_attention_fn(q, k, v, *more, backend=self.backend).transpose(1, 2),
-            why_dense=MORE_ARGUMENTS,
+            why_dense=why,
         )  # fmt: skip
         return out.transpose(1, 2)

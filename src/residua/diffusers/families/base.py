@@ -112,3 +112,8 @@ def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:
     """The grid of latents [B, C, frames, height, width] cut into patches."""
     frames, height, width = (int(size) // step for size, step in zip(latents.shape[2:], patch, strict=True))
     return frames, height, width
+
+
+def patches(latents: Any, patch: tuple[int, ...]) -> int:
+    """How many patches latents [B, C, frames, height, width] are cut into, the last ones padded."""
+    return math.prod(math.ceil(size / step) for size, step in zip(latents.shape[2:], patch, strict=True))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import IntegrationError
 from .base import Family, Grid, Preset, register
-from .processor import OwnProcessor, heads_of
+from .processor import OwnProcessor, heads_of, normed, rotate_after
 
 
 class CogVideoXProcessor(OwnProcessor):
@@ -30,10 +30,9 @@ class CogVideoXProcessor(OwnProcessor):
         text = encoder_hidden_states.shape[1]
         x = torch.cat([encoder_hidden_states, hidden_states], dim=1)
         q, k, v = (heads_of(attn, part) for part in self.project(attn, x))  # [B, text + video, H, D]
-        q = q if attn.norm_q is None else attn.norm_q(q)
-        k = k if attn.norm_k is None else attn.norm_k(k)
+        q, k = normed(attn.norm_q, q), normed(attn.norm_k, k)
         if image_rotary_emb is not None:
-            q, k = _rotate(q, text, image_rotary_emb), _rotate(k, text, image_rotary_emb)
+            q, k = rotate_after(q, text, image_rotary_emb), rotate_after(k, text, image_rotary_emb)
         out = attn.to_out[1](attn.to_out[0](self.attend(q, k, v)))
         return out[:, text:], out[:, :text]
 
@@ -44,14 +43,6 @@ class CogVideoXProcessor(OwnProcessor):
 class FusedCogVideoXProcessor(CogVideoXProcessor):
     def project(self, attn: Any, x: Tensor) -> tuple[Tensor, ...]:
         return attn.to_qkv(x).chunk(3, dim=-1)
-
-
-def _rotate(x: Tensor, text: int, rotary: Any) -> Tensor:
-    """Rotary embedding of the video rows.  # [B, text + video, H, D]"""
-    from diffusers.models.embeddings import apply_rotary_emb
-
-    video: Any = apply_rotary_emb(x[:, text:].transpose(1, 2), rotary)
-    return torch.cat([x[:, :text], video.transpose(1, 2)], dim=1)
 
 
 @register

@@ -3,11 +3,10 @@ are compressed the more the older they are, count as video."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Preset, register
+from .base import Preset, patches, register
 from .hunyuan import HunyuanVideo
 
 HISTORY = {
@@ -25,9 +24,5 @@ class FramePack(HunyuanVideo):
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         return super().tokens(model, inputs) + sum(
-            math.prod(
-                math.ceil(size / step) for size, step in zip(inputs[name].shape[2:], patch, strict=True)
-            )
-            for name, patch in HISTORY.items()
-            if inputs.get(name) is not None
+            patches(inputs[name], patch) for name, patch in HISTORY.items() if inputs.get(name) is not None
         )

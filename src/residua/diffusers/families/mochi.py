@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .base import Family, Grid, Preset, patched_grid, register
-from .processor import OwnProcessor, heads_of, joint_key_mask
+from .processor import OwnProcessor, heads_of, joint_key_mask, normed
 
 
 class MochiProcessor(OwnProcessor):
@@ -23,12 +23,12 @@ class MochiProcessor(OwnProcessor):
         image_rotary_emb: Any = None,
     ) -> tuple[Tensor, Tensor]:
         video, text = hidden_states, encoder_hidden_states
-        q = _norm(attn.norm_q, heads_of(attn, attn.to_q(video)))  # [B, video, H, D]
-        k = _norm(attn.norm_k, heads_of(attn, attn.to_k(video)))
+        q = normed(attn.norm_q, heads_of(attn, attn.to_q(video)))  # [B, video, H, D]
+        k = normed(attn.norm_k, heads_of(attn, attn.to_k(video)))
         if image_rotary_emb is not None:
             q, k = _rotate(q, *image_rotary_emb), _rotate(k, *image_rotary_emb)
-        text_q = _norm(attn.norm_added_q, heads_of(attn, attn.add_q_proj(text)))  # [B, text, H, D]
-        text_k = _norm(attn.norm_added_k, heads_of(attn, attn.add_k_proj(text)))
+        text_q = normed(attn.norm_added_q, heads_of(attn, attn.add_q_proj(text)))  # [B, text, H, D]
+        text_k = normed(attn.norm_added_k, heads_of(attn, attn.add_k_proj(text)))
         q, k = torch.cat([q, text_q], dim=1), torch.cat([k, text_k], dim=1)
         v = torch.cat([heads_of(attn, attn.to_v(video)), heads_of(attn, attn.add_v_proj(text))], dim=1)
         out = self.attend(q, k, v, joint_key_mask(attention_mask, video.shape[1]))
@@ -37,10 +37,6 @@ class MochiProcessor(OwnProcessor):
         # The last block has no text output.
         text = attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
         return attn.to_out[1](attn.to_out[0](video)), text
-
-
-def _norm(norm: Any, x: Tensor) -> Tensor:
-    return x if norm is None else norm(x)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

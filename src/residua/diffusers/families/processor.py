@@ -68,3 +68,16 @@ def _same(original: Any) -> Any:
 
 def heads_of(attn: Any, x: Tensor) -> Tensor:
     return x.unflatten(2, (attn.heads, -1))  # [B, N, H, D]
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:
+    """The norm of queries or keys, where a model has one."""
+    return x if norm is None else norm(x)
+
+
+def rotate_after(x: Tensor, text: int, rotary: Any) -> Tensor:
+    """Rotary embedding of the rows after the text.  # [B, text + video, H, D]"""
+    from diffusers.models.embeddings import apply_rotary_emb
+
+    video: Any = apply_rotary_emb(x[:, text:].transpose(1, 2), rotary)
+    return torch.cat([x[:, :text], video.transpose(1, 2)], dim=1)

@@ -1,0 +1,31 @@
+"""Kandinsky 5 and 6: the sequence is video. Their latents are [B, frames, height, width, C]. Calls with a
+NABLA mask, which says itself which blocks are computed, stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .base import Family, Grid, Preset, patched_grid, register
+
+
+@register
+class Kandinsky5(Family):
+    name = "Kandinsky 5"
+    models = ("Kandinsky5Transformer3DModel",)
+    attention = r"visual_transformer_blocks\.\d+\.self_attention"
+    preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
+    processors: Mapping[str, Any] = {"Kandinsky5AttnProcessor": None}
+
+    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
+        return patched_grid(inputs["hidden_states"].movedim(-1, 1), tuple(model.config.patch_size))
+
+
+@register
+class Kandinsky6(Kandinsky5):
+    """Its audio has attention of its own, which stays as it is."""
+
+    name = "Kandinsky 6"
+    models = ("Kandinsky6Transformer3DModel",)
+    attention = r"visual_transformer_blocks\.\d+\.video_dec_block\.self_attention"
+    processors: Mapping[str, Any] = {"Kandinsky6AttnProcessor": None}

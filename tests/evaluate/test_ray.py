@@ -30,13 +30,9 @@ SLOWER = Generation(steps=6, height=32, width=32, frames=16)  # so that somethin
 
 @pytest.fixture(scope="module")
 def cluster():
-    import ray
-
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": STORE})
     made.add_node(num_cpus=1, object_store_memory=STORE)
-    ray.init(address=made.address, log_to_driver=False)
     yield made
-    ray.shutdown()
     made.shutdown()
 
 
@@ -54,8 +50,8 @@ def in_a_plain_loop(suite: Suite, out: Path) -> Path:
     return out
 
 
-def on_the_cluster(suite: Suite, out: Path) -> Outcome:
-    return evaluate(suite, out, Options())  # joins the cluster that this process is connected to
+def on_the_cluster(cluster: Cluster, suite: Suite, out: Path) -> Outcome:
+    return evaluate(suite, out, Options(cluster.address))
 
 
 def wait_for(condition, seconds: float = PATIENCE):
@@ -97,7 +93,7 @@ def test_a_killed_driver_and_a_killed_worker_cost_only_what_they_were_making(clu
 
     thread = threading.Thread(target=kill)
     thread.start()
-    found = on_the_cluster(suite, out)
+    found = on_the_cluster(cluster, suite, out)
     thread.join()
     assert killed and found.rows == 9 and found.done == 6 and found.failed == 3 and found.missing == 0
     rows = {row["id"]: row for row in Store(out).read_rows()}
@@ -132,7 +128,7 @@ def test_a_lost_node_costs_only_what_it_was_making(cluster, make_suite, tmp_path
 
     thread = threading.Thread(target=remove)
     thread.start()
-    found = on_the_cluster(suite, out)
+    found = on_the_cluster(cluster, suite, out)
     thread.join()
     assert len(cluster.list_all_nodes()) == 1
     assert found.done == found.rows == 9

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,7 +60,24 @@ class Pool:
 
 
 class RayEngine:
-    """Ray Data: a pool of actors that hold the pipeline, and a pool that measures."""
+    """Ray Data: a pool of actors that hold the pipeline, and a pool that measures.
+
+    Actors of a round in which some died may stay, and keep the GPUs that the next round waits for: Ray ends
+    them for sure only with the connection. A connection that is not ours is left alone.
+    """
+
+    def __init__(self, connect: Callable[[], None] | None = None) -> None:
+        """Args:
+        connect: Connects to Ray; None if somebody else has, whose connection it then is.
+        """
+        self._connect = connect
+        self._rounds = 0
+
+    def _begin_round(self, ray: Any) -> None:
+        self._rounds += 1
+        if self._rounds > 1 and self._connect is not None:
+            ray.shutdown()
+            self._connect()
 
     def stream(self, job: Job, rows: Sequence[Row]) -> Iterator[Record]:
         import ray
@@ -68,8 +85,7 @@ class RayEngine:
 
         make: Any = Generate
         measure: Any = Measure
-        # Ray lets go of the actors of an earlier round when nothing refers to them any more, and errors do.
-        gc.collect()
+        self._begin_round(ray)
         pool = plan_pool(job, ray.cluster_resources(), len(ray.nodes()), len(rows))
         told = (replace(job, threads=pool.threads),)
         context = DataContext.get_current()
@@ -148,8 +164,9 @@ def started(address: str | None, log: Path) -> Iterator[Engine]:
         ours = not ray.is_initialized()
         if ours:
             _initialise(ray, address)
+        connect = partial(_initialise, ray, address) if ours else None
         try:
-            yield RayEngine()
+            yield RayEngine(connect)
         finally:
             if ours:
                 ray.shutdown()

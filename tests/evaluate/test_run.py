@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from command import run as residua
 
 from residua.errors import InputError
@@ -284,3 +285,14 @@ def test_a_suite_that_is_wrong_is_one_line(tmp_path):
     (tmp_path / "s.toml").write_text("modle = 1\n")
     found = residua("evaluate", tmp_path / "s.toml", "--out", tmp_path / "out")
     assert found.exit_code == 2 and "model is missing" in found.output and not (tmp_path / "out").exists()
+
+
+def test_measuring_leaves_the_threads_of_the_loop_alone(make_suite, tmp_path):
+    """Otherwise every clip after the first would be generated on one thread."""
+    before = torch.get_num_threads()
+    suite = make_suite(1)
+    try:
+        go(replace(suite, work=replace(suite.work, threads=2)), tmp_path / "out")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -24,10 +24,16 @@ REFERENCE_SECONDS = 30.0  # how long a clip waits for a dense one that is being 
 class Measure:
     """Compares a clip with its dense one and writes the row."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, threads: int | None = 1) -> None:
+        """Args:
+        job: What is run.
+        threads: Of this process: one beside workers that generate, whose cores it must not take; None: as
+            they are, in the process that generates.
+        """
         self._job, self._store = job, job.store
         self._lpips: Lpips | str | None = None
-        torch.set_num_threads(1)  # beside the workers that generate, it must not take their cores
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def __call__(self, record: Record) -> Record:
         row = Row.from_json(record["row"])

@@ -43,7 +43,8 @@ class PlainLoop:
     """One row after the other: for debugging, and what Ray is measured against."""
 
     def stream(self, job: Job, rows: Sequence[Row]) -> Iterator[Record]:
-        make, measure = Generate(job), Measure(job, threads=None)
+        make = Generate(replace(job, threads=job.suite.work.threads))
+        measure = Measure(job, threads=None)
         for row in in_working_order(rows, 0):
             yield measure(make({"row": row.to_json()}))
 

@@ -55,6 +55,13 @@ def test_first_frame_is_kept_and_the_ball_moves(pipeline) -> None:
     assert np.square(clip[-1] - truth[-1]).mean() < 0.5 * np.square(clip[-1] - truth[0]).mean()
 
 
+def test_what_was_never_trained_is_refused(pipeline) -> None:
+    assert pipeline.prompt_table.config["max_balls"] == 1
+    two = "a red rubber ball dropped and a blue clay ball dropped on a sand floor at noon"
+    with pytest.raises(scenes.PromptError, match="2 balls, at most 1"):
+        pipeline(two, num_frames=1, num_inference_steps=1)
+
+
 def test_held_out_scenes_are_disjoint_known_and_varied(pipeline) -> None:
     most = pipeline.prompt_table.config["max_balls"]
     assert len(REPORT_PROMPTS) >= 16 and SEEDS.keys() == SETS.keys()

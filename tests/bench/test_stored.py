@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from residua.bench.static import stored
 from residua.bench.static.gpus import H100
 from residua.errors import InputError
+from residua.integration.settings import MIN_TOKENS, min_tokens_for
 
 
 def rows(gpu="h100"):
@@ -42,3 +44,31 @@ def test_more_tokens_pairs_or_heads_take_longer():
 def test_unknown_gpus():
     with pytest.raises(InputError, match="wanted one of"):
         stored.stored_estimate("voodoo2", 8192, 8, 0.2)
+
+
+def test_a_real_gpu_is_taken_for_one_of_the_table(monkeypatch):
+    known = ["h100", "a100", "4090", "5090", "b200"]
+    monkeypatch.setattr(stored, "stored_gpus", lambda: known)
+    for name, capability, wanted in (
+        ("NVIDIA H100 80GB HBM3", (9, 0), "h100"),
+        ("NVIDIA GeForce RTX 4090", (8, 9), "4090"),
+        ("NVIDIA GeForce RTX 3090", (8, 6), "4090"),
+        ("NVIDIA A30", (8, 0), "a100"),
+        ("NVIDIA GB200", (10, 0), "b200"),
+        ("something new", (13, 0), "h100"),
+    ):
+        assert stored.nearest_gpu(name, capability) == wanted
+    monkeypatch.setattr(stored, "stored_gpus", lambda: ["h100"])
+    assert stored.nearest_gpu("NVIDIA A30", (8, 0)) == "h100"
+
+
+def test_short_calls_stay_dense_on_a_gpu(monkeypatch):
+    """From `break_even` tokens on a call takes no longer than a dense one, below it does."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    least = min_tokens_for(torch.device("cuda"))
+    assert MIN_TOKENS < least <= 32768
+    for tokens, saves in ((least, True), (least - stored.STEP, False)):
+        found = stored.stored_estimate("h100", tokens, stored.TYPICAL_HEADS, stored.TYPICAL_DENSITY)
+        assert (found.ms <= found.dense_ms) == saves
+    assert min_tokens_for(torch.device("cpu")) == MIN_TOKENS

@@ -365,7 +365,8 @@ class TritonBackend(Backend):
         from .covariance import key_covariance
         from .shapes import padded
 
-        known, keep = getattr(_SESSION, "gathered", None), None
+        known = getattr(_SESSION, "gathered", None)
+        keep: tuple[Tensor, Tensor] | None = None
         values, keys = v, self.group_major(k, kv)
         if known is None or (id(v), id(kv.order)) in known:
             values = self.group_major(v, kv)

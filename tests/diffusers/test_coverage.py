@@ -16,8 +16,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 @pytest.mark.skipif(not diffusers.__version__.startswith("0.42"), reason="the page is of diffusers 0.42")
 def test_the_page_is_what_the_installed_diffusers_gives():
     known = {row.model: row.how for row in coverage()}
-    assert known["WanTransformer3DModel"] == "supported" and known["HeliosTransformer3DModel"] == "generic"
-    assert known["SD3Transformer2DModel"] == "not"
+    assert (
+        known["WanTransformer3DModel"] == "supported" and known["Krea2Transformer2DModel"] == "generic"
+    )
+    assert known["Lumina2Transformer2DModel"] == known["AnyFlowFARTransformer3DModel"] == "not"
     # Pipelines that need a package which is not installed everywhere may be missing from either.
     found, written = (
         {line for line in text.splitlines() if line.startswith("| `")} for text in (table(), PAGE.read_text())

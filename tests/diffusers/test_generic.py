@@ -97,3 +97,15 @@ def test_known_models_keep_their_family(tiny, scheduler, monkeypatch):
     model, _ = tiny.build("wan")
     with accelerate(model, scheduler=scheduler, generic=True) as handle:
         assert handle.report().transformers[0].family == "Wan"
+
+
+def test_a_model_with_block_masks_of_its_own_is_refused(tiny):
+    import diffusers
+
+    tiny.need("AnyFlowFARTransformer3DModel")
+    with torch.device("meta"):
+        model = diffusers.AnyFlowFARTransformer3DModel(
+            num_attention_heads=2, attention_head_dim=12, text_dim=16, freq_dim=32, ffn_dim=32, num_layers=1
+        )
+    with pytest.raises(IntegrationError, match="block masks of its own"):
+        accelerate(model, steps=4, **FREELY)

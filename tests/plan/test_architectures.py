@@ -142,7 +142,10 @@ def test_presets_and_limits_are_those_of_the_integration() -> None:
         "mochi": "MochiTransformer3DModel", "ltx-video": "LTXVideoTransformer3DModel",
         "ltx-2": "LTX2VideoTransformer3DModel", "minimax": "MiniMaxH3Transformer3DModel",
         "flux.1": "FluxTransformer2DModel", "flux.2": "Flux2Transformer2DModel",
-        "qwen": "QwenImageTransformer2DModel",
+        "qwen": "QwenImageTransformer2DModel", "helios": "HeliosTransformer3DModel",
+        "anyflow": "AnyFlowTransformer3DModel", "kandinsky5": "Kandinsky5Transformer3DModel",
+        "allegro": "AllegroTransformer3DModel", "easyanimate": "EasyAnimateTransformer3DModel",
+        "z-image": "ZImageTransformer2DModel", "sd3.5": "SD3Transformer2DModel",
     }  # fmt: skip
     for name, architecture in MODELS.items():
         kind = classes.get(name) or next(kind for prefix, kind in prefixes.items() if name.startswith(prefix))
@@ -166,6 +169,7 @@ def test_every_alias_names_a_model() -> None:
 
 WAN_14B = {"num_attention_heads": 40, "ffn_dim": 13824, "num_layers": 40}
 IMAGE = {"image_dim": 1280, "added_kv_proj_dim": 5120}
+CHANNELS = {"in_visual_dim": 16, "out_visual_dim": 16}
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "wan2.2-i2v-a14b": ("WanTransformer3DModel", {"in_channels": 36}),
     "wan2.2-ti2v-5b": (
@@ -192,6 +196,23 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "flux.1-dev": ("FluxTransformer2DModel", {"guidance_embeds": True}),
     "flux.2-dev": ("Flux2Transformer2DModel", {}),
     "qwen-image": ("QwenImageTransformer2DModel", {}),
+    "helios-14b": ("HeliosTransformer3DModel", {}),
+    "anyflow-14b": ("AnyFlowTransformer3DModel", {}),
+    "kandinsky5-lite": ("Kandinsky5Transformer3DModel", {"model_dim": 1792, "ff_dim": 7168, **CHANNELS}),
+    "kandinsky5-pro": (
+        "Kandinsky5Transformer3DModel",
+        {"model_dim": 4096, "ff_dim": 16384, "num_visual_blocks": 60, "num_text_blocks": 4, "time_dim": 1024,
+         "axes_dims": (32, 48, 48), **CHANNELS},
+    ),
+    "allegro": ("AllegroTransformer3DModel", {}),
+    "easyanimate-v5.1-12b": (
+        "EasyAnimateTransformer3DModel", {"in_channels": 16, "out_channels": 16, "patch_size": 2},
+    ),
+    "z-image": ("ZImageTransformer2DModel", {}),
+    "sd3.5-large": (
+        "SD3Transformer2DModel",
+        {"num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "qk_norm": "rms_norm"},
+    ),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from .accelerate import COMPONENTS
 from .families import supported
+from .families.generic import BLOCK_MASKS
 from .versions import require_diffusers
 
 
@@ -50,6 +51,8 @@ def _how(model: type) -> tuple[str, str]:
     family = supported().get(model.__name__)
     if family is not None:
         return "supported", f"**{family.name}**"
+    if model.__name__ in BLOCK_MASKS:
+        return "not", "no: it computes through block masks of its own"
     module = sys.modules[model.__module__]
     if hasattr(module, "dispatch_attention_fn"):
         return "generic", "`generic=True`"

@@ -10,20 +10,25 @@ from typing import Any
 
 from ..errors import InputError
 from .models import (
+    ALLEGRO,
     CONTROL,
     COSMOS3,
     COSMOS25,
+    EASYANIMATE,
     FLUX,
     FLUX2,
     HUNYUAN,
     HUNYUAN15,
+    KANDINSKY5,
     LTX,
     LTX2,
     MINIMAX,
     MOCHI,
     QWEN_IMAGE,
+    SD35,
     VACE,
     WAN21,
+    Z_IMAGE,
     Architecture,
 )
 
@@ -141,6 +146,12 @@ class _Values:
             raise InputError(f"{self.file}: {name}={_short(value)}: wanted three whole numbers")
         first, second, third = (self._check(name, part) for part in value)
         return first, second, third
+
+    def parts(self, width: int, size: int) -> int:
+        """How many parts of that size a width has: heads, or channels of one."""
+        if width % size:
+            raise InputError(f"{self.file}: a width of {width} is no multiple of {size}")
+        return width // size
 
     def _check(self, name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
@@ -309,18 +320,55 @@ def _like(
         head_dim = values.whole("attention_head_dim", base.head_dim)
         stream = heads * head_dim if width is None else values.whole(width, base.width)
         wide = base.mlp * stream // base.width if mlp is None else values.whole(mlp, base.mlp)
-        kept = {field.name: getattr(base, field.name) for field in dataclasses.fields(base)}
-        for name in ("name", "reference", "notes", "parameters", "text_encoder", "others"):
-            del kept[name]
-        values.notes.extend(base.notes)
         return {
-            **kept,
+            **_kept(values, base),
             "layers": sum(values.whole(name, count) for name, count in blocks.items()),
             "heads": heads, "kv_heads": heads, "head_dim": head_dim, "width": stream, "mlp": wide,
             "text_width": stream if base.text_width == base.width else base.text_width,
         }  # fmt: skip
 
     return read
+
+
+def _kept(values: _Values, base: Architecture) -> Fields:
+    """What a config does not say: everything of `base` but its name and its weights."""
+    own = ("name", "reference", "notes", "parameters", "text_encoder", "others")
+    values.notes.extend(base.notes)
+    return {
+        field.name: getattr(base, field.name) for field in dataclasses.fields(base) if field.name not in own
+    }
+
+
+def _kandinsky(width: int, mlp: int, layers: int, axes: tuple[int, int, int]) -> Callable[[_Values], Fields]:
+    """A reader for a class with these defaults: it names widths, and the axes of the rotary embedding."""
+
+    def read(values: _Values) -> Fields:
+        stream, head_dim = values.whole("model_dim", width), sum(values.triple("axes_dims", axes))
+        heads = values.parts(stream, head_dim)
+        channels = values.whole("in_visual_dim", KANDINSKY5.in_channels)
+        return {
+            **_kept(values, KANDINSKY5),
+            "layers": values.whole("num_visual_blocks", layers),
+            "heads": heads, "kv_heads": heads, "head_dim": head_dim, "width": stream, "text_width": stream,
+            "mlp": values.whole("ff_dim", mlp),
+            "patch": values.triple("patch_size", KANDINSKY5.patch),
+            "in_channels": 2 * channels + 1 if values.flag("visual_cond", False) else channels,
+            "out_channels": values.whole("out_visual_dim", KANDINSKY5.out_channels),
+        }  # fmt: skip
+
+    return read
+
+
+def _z_image(values: _Values) -> Fields:
+    stream, heads = values.whole("dim", Z_IMAGE.width), values.whole("n_heads", Z_IMAGE.heads)
+    refiners = values.whole("n_refiner_layers", 2)
+    return {
+        **_kept(values, Z_IMAGE),
+        "layers": values.whole("n_layers", Z_IMAGE.layers - 2) + refiners,
+        "heads": heads, "kv_heads": values.whole("n_kv_heads", heads),
+        "head_dim": values.parts(stream, heads), "width": stream, "text_width": stream,
+        "mlp": stream * 8 // 3,
+    }  # fmt: skip
 
 
 def _vace(values: _Values) -> Fields:
@@ -352,4 +400,12 @@ READERS: dict[str, Callable[[_Values], Fields]] = {
     "FluxTransformer2DModel": _like(FLUX, {"num_layers": 19, "num_single_layers": 38}),
     "Flux2Transformer2DModel": _like(FLUX2, {"num_layers": 8, "num_single_layers": 48}),
     "QwenImageTransformer2DModel": _like(QWEN_IMAGE),
+    "HeliosTransformer3DModel": _wan,
+    "AnyFlowTransformer3DModel": _wan,
+    "Kandinsky5Transformer3DModel": _kandinsky(2048, 5120, 32, (16, 24, 24)),
+    "Kandinsky6Transformer3DModel": _kandinsky(4096, 16384, 60, (32, 48, 48)),
+    "AllegroTransformer3DModel": _like(ALLEGRO),
+    "EasyAnimateTransformer3DModel": _like(EASYANIMATE),
+    "ZImageTransformer2DModel": _z_image,
+    "SD3Transformer2DModel": _like(SD35, {"num_layers": 18}),
 }

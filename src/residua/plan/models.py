@@ -338,6 +338,44 @@ QWEN_IMAGE = replace(
     FLUX, name="qwen-image", layers=60, text_tokens=256, passes=2, steps=50, parameters=20.43,
     text_encoder=8.29, notes=("256 prompt tokens are assumed; each edited picture adds its own tokens",),
 )  # fmt: skip
+HELIOS = replace(
+    WAN21, name="helios-14b", parameters=14.31, size=(640, 384), frames=33,
+    notes=("one chunk of 33 frames; the tokens of its history are not counted",),
+)  # fmt: skip
+ANYFLOW = replace(
+    WAN21, name="anyflow-14b", parameters=14.32, size=(832, 480), steps=4, passes=1,
+    notes=("four steps without guidance are assumed; it takes any number",),
+)  # fmt: skip
+KANDINSKY5 = replace(
+    WAN21, name="kandinsky5-lite", layers=32, heads=28, kv_heads=28, head_dim=64, width=1792, mlp=7168,
+    text_width=1792, size=(768, 512), frames=121, parameters=2.01, text_encoder=8.29, others=0.37,
+    notes=("checkpoints that compute through NABLA masks (those of 10 s) stay as they are",),
+)  # fmt: skip
+KANDINSKY5_PRO = replace(
+    KANDINSKY5, name="kandinsky5-pro", layers=60, heads=32, kv_heads=32, head_dim=128, width=4096, mlp=16384,
+    text_width=4096, parameters=19.31,
+)  # fmt: skip
+ALLEGRO = replace(
+    WAN21, name="allegro", layers=32, heads=24, kv_heads=24, head_dim=96, width=2304, mlp=4 * 2304,
+    text_width=2304, in_channels=4, out_channels=4, in_batch=2, steps=100, frames=88, parameters=2.77,
+    text_encoder=4.76, others=0.17,
+)  # fmt: skip
+EASYANIMATE = replace(
+    COGVIDEOX, name="easyanimate-v5.1-12b", layers=48, text_tokens=256, size=(1024, 1024), parameters=11.8,
+    text_encoder=8.29, others=0.24,
+)  # fmt: skip
+Z_IMAGE = replace(
+    FLUX, name="z-image", layers=32, heads=30, kv_heads=30, width=3840, mlp=10240, mlp_matrices=3,
+    text_tokens=256, text_width=3840, passes=2, in_batch=2, steps=50, parameters=6.15, text_encoder=4.02,
+    others=0.08,
+    notes=(
+        "256 prompt tokens are assumed; its two refiners of the picture are counted as two more layers",
+    ),
+)  # fmt: skip
+SD35 = replace(
+    FLUX, name="sd3.5-large", layers=38, heads=38, kv_heads=38, head_dim=64, width=2432, mlp=4 * 2432,
+    text_tokens=333, text_width=2432, passes=2, in_batch=2, size=(1024, 1024), parameters=8.06, others=0.9,
+)  # fmt: skip
 
 MODELS = {
     model.name: model
@@ -345,7 +383,7 @@ MODELS = {
         HUNYUAN, HUNYUAN15, FRAMEPACK, WAN, WAN_T2V, WAN_TI2V, ANIMATE, WAN21, WAN21_I2V, WAN21_SMALL, VACE,
         VACE_SMALL, SKYREELS, CHRONOEDIT, COSMOS25, COSMOS25_SMALL, COSMOS2, COSMOS2_SMALL, COSMOS1, COSMOS3,
         COGVIDEOX, COGVIDEOX_SMALL, COGVIDEOX15, CONSISID, MOCHI, LTX, LTX_LARGE, LTX2, MINIMAX, FLUX, FLUX2,
-        QWEN_IMAGE, WORLD,
+        QWEN_IMAGE, HELIOS, ANYFLOW, KANDINSKY5, KANDINSKY5_PRO, ALLEGRO, EASYANIMATE, Z_IMAGE, SD35, WORLD,
     )
 }  # fmt: skip
 
@@ -423,4 +461,14 @@ ALIASES = {
     "qwen": "qwen-image",
     "qwen/qwen-image": "qwen-image",
     "qwen/qwen-image-edit": "qwen-image",
+    "helios": "helios-14b",
+    "anyflow": "anyflow-14b",
+    "kandinsky5": "kandinsky5-lite",
+    "kandinsky": "kandinsky5-lite",
+    "rhymes-ai/allegro": "allegro",
+    "easyanimate": "easyanimate-v5.1-12b",
+    "alibaba-pai/easyanimatev5.1-12b-zh": "easyanimate-v5.1-12b",
+    "tongyi-mai/z-image": "z-image",
+    "sd3.5": "sd3.5-large",
+    "stabilityai/stable-diffusion-3.5-large": "sd3.5-large",
 }

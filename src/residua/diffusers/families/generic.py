@@ -8,12 +8,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...errors import IntegrationError
 from ...integration import Grid, Preset
 from ...integration.site import Ranges
 from .base import Family
 
 CROSS = "not self-attention"
 TEXT = ("encoder_hidden_states", "encoder_hidden_states_t5", "context")
+# Sparse by themselves: every call that matters carries a block mask of flex attention.
+BLOCK_MASKS = (
+    "AnyFlowFARTransformer3DModel", "Kandinsky6SRTransformer3DModel", "WanAnimate2Transformer3DModel",
+)  # fmt: skip
 TIMES = ("timestep", "timesteps", "t", "sigma")
 
 
@@ -59,6 +64,11 @@ class Generic(Family):
         return next((inputs[name] for name in TIMES if inputs.get(name) is not None), None)
 
     def layers(self, model: Any) -> Iterator[tuple[str, Any]]:
+        if type(model).__name__ in BLOCK_MASKS:
+            raise IntegrationError(
+                f"{type(model).__name__}: it computes through block masks of its own, wanted a model with "
+                "dense attention; there is nothing to make sparse"
+            )
         for name, module in model.named_modules():
             if dispatches(getattr(module, "processor", None)):
                 yield name, module

@@ -275,3 +275,12 @@ def test_another_method_takes_the_place_of_residua(tiny, scheduler, denoise, spe
         speed_up(model, scheduler=scheduler, method="magic")
     with pytest.raises(InputError, match="does not estimate its error"):
         speed_up(model, scheduler=scheduler, method="svg2", config=Config(max_error=0.1))
+
+
+@pytest.mark.parametrize("steps", [4, 8])
+def test_few_steps_have_no_dense_ones_and_are_cold_once(steps, tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build("wan")
+    handle = speed_up(model, 0.22, scheduler=scheduler, dense_steps=None, dense_layers=None)
+    denoise(model, inputs, scheduler, steps)
+    for layer in handle.report().transformers[0].layers:
+        assert (layer.dense, layer.sparse, layer.warm) == ({}, 2 * steps, 2 * (steps - 1))

@@ -16,9 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 @pytest.mark.skipif(not diffusers.__version__.startswith("0.42"), reason="the page is of diffusers 0.42")
 def test_the_page_is_what_the_installed_diffusers_gives():
     known = {row.model: row.how for row in coverage()}
-    assert (
-        known["WanTransformer3DModel"] == "supported" and known["Krea2Transformer2DModel"] == "generic"
-    )
+    assert known["WanTransformer3DModel"] == "supported" and known["Krea2Transformer2DModel"] == "generic"
     assert known["Lumina2Transformer2DModel"] == known["AnyFlowFARTransformer3DModel"] == "not"
     # Pipelines that need a package which is not installed everywhere may be missing from either.
     found, written = (

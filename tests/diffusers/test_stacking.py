@@ -13,7 +13,9 @@ def check(model, inputs, scheduler, denoise, speed_up) -> None:
         assert (denoise(model, inputs, scheduler) - dense).abs().max() <= 1e-4 * dense.abs().max()
     with speed_up(model, 0.22, scheduler=scheduler) as handle:
         assert not torch.equal(denoise(model, inputs, scheduler), dense)
-        assert [(layer.sparse, layer.warm) for layer in handle.report().transformers[0].layers] == [(6, 4)] * 2
+        assert [(layer.sparse, layer.warm) for layer in handle.report().transformers[0].layers] == [
+            (6, 4)
+        ] * 2
     assert torch.equal(denoise(model, inputs, scheduler), dense)
 
 

@@ -271,11 +271,24 @@ def read_toml(path: Path, example: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_TOML_BYTES:
             raise InputError(f"{path}: larger than {MAX_TOML_BYTES} bytes; settings are a few lines")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        _check_whole_numbers(found)
+        return found
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also broken UTF-8 and numbers of thousands of digits
         raise InputError(f"{path}: not valid TOML ({error}); write lines such as `{example}`") from error
+
+
+def _check_whole_numbers(value: Any) -> None:
+    """TOML's whole numbers have 64 bits; Python reads longer ones, which it cannot even print."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"a whole number of {value.bit_length()} bits, at most 64 are allowed")
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_whole_numbers(item)
 
 
 def _number(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .config import Config
 from .errors import InputError
+from .json_text import is_finite
 from .state import State
 from .types import Call, Rows
 
@@ -68,7 +69,7 @@ def validate(
     head_dim = q.shape[-1]
     if scale is None:
         scale = 1 / math.sqrt(head_dim) if head_dim else 1.0
-    elif not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+    elif not is_finite(scale):
         raise InputError(f"scale={scale!r}: wanted a finite number, or None for 1/sqrt(D)")
     pinned = _rows(pinned_keys, k.shape[2], "pinned_keys", "Nk")
     exact = _rows(exact_queries, q.shape[2], "exact_queries", "Nq")

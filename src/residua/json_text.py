@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ def finite_only(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite_only(item) for item in value]
     return value
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value of a file is a number that a float can hold; JSON's whole numbers have no end."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

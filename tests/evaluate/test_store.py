@@ -48,7 +48,7 @@ def test_a_row_under_another_name_counts_as_missing(store):
 def test_done_rows_need_their_video_and_failed_ones_can_be_tried_again(store, make_suite):
     rows = make_rows(make_suite(1), "m")
     for row, status in zip(rows, (DONE, DONE, FAILED), strict=True):
-        store.write_row({"id": row.id, "status": status})
+        store.write_row({**vars(row), "status": status})
     (store.folder / rows[0].video).parent.mkdir(parents=True)
     store.write_video(rows[0], b"video")
     assert store.done(rows) == {rows[0].id, rows[2].id}

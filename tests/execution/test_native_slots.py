@@ -200,14 +200,14 @@ def slotted(
 def slot_judge(
     anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """In fp64, with a weight for every anchor, slot and key."""
+    """In fp64, with a weight for every anchor, slot and key; a key's share of its slot is at most 1."""
     shares, count = anchors.shape[1] // k.shape[1], log_mass.shape[-1]
     k, v, labels = (t.repeat_interleave(shares, 1) for t in (k.double(), v.double(), kv.labels))
     slot_of = torch.take_along_dim(slots, labels.clamp(min=0)[:, :, None], -1)  # [B, H, Cq, Nk]
     slot_of = torch.where((labels >= 0)[:, :, None], slot_of, -1)
     logits = (anchors.double() @ k.mT * scale)[..., None, :] - log_mass.double()[..., None]
     inside = slot_of[..., None, :] == torch.arange(count)[:, None]  # [B, H, Cq, T, Nk]
-    weights = torch.where(inside, logits, -torch.inf).exp()
+    weights = torch.where(inside, logits, -torch.inf).clamp(max=0.0).exp()
     return weights @ k[:, :, None], weights @ v[:, :, None]
 
 
@@ -264,11 +264,28 @@ def test_slots_of_nothing_are_zero(isa):
         assert bool((keys == 0).all()) and bool((values == 0).all())
 
 
-def test_a_weight_is_at_most_a_share(isa):
-    """Scores may be so large that their rounding makes a key weigh more than its slot."""
-    anchors, k, v, kv, slots, log_mass = slotted(16, 16)
-    case = (anchors, k.abs(), v.abs(), kv, slots, torch.full_like(log_mass, -200.0))
-    assert all(t.isfinite().all() for t in plain.slot_means(*case, SCALE))
+@pytest.mark.parametrize("anchor,mass", [(1.0, -200.0), (1e30, -200.0), (0.0, 0.0), (0.0, -1e-3)])
+def test_a_weight_is_at_most_a_share(isa, anchor, mass):
+    """Rounding of huge or tied scores makes a key weigh more than its slot: then it weighs as much. The same
+    in the native backend and in plain torch."""
+    anchors, k, v, kv, slots, log_mass = slotted(16, 24)
+    case = (anchors.abs() * anchor, k.abs(), v.abs(), kv, slots, torch.full_like(log_mass, mass), SCALE)
+    for backend in (NativeBackend(isa), Portable()):
+        for got, wanted in zip(backend.slot_means(*case), slot_judge(*case), strict=True):
+            torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_huge_scores_make_no_sum_larger_than_all_its_keys(isa):
+    anchors, k, v, kv, slots, _ = slotted(16, 24)
+    anchors = anchors * 1e12  # scores of 1e12 are rounded by 1e5: exp of that would be infinite
+    mass = plain.cell_mass(anchors, k, kv, SCALE)
+    log_mass = torch.stack(
+        [torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(4)], -1
+    )  # fmt: skip
+    for backend in (NativeBackend(isa), Portable()):
+        keys, values = backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
+        assert bool((keys.abs() <= k.abs().sum((0, 1, 2))).all())
+        assert bool((values.abs() <= v.abs().sum((0, 1, 2))).all())
 
 
 def test_slots_and_partitions_that_point_outside_are_refused(isa):

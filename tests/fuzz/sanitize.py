@@ -1,7 +1,8 @@
 """Runs a part of the tests on a native library that watches itself: `python tests/fuzz/sanitize.py address`.
 
 "address" finds reads and writes out of bounds and undefined behaviour, "thread" finds data races. The library
-is built in a copy of the package under build/, so that the installed one stays as it is. Needs GCC on Linux.
+is built in a copy of the package under build/, so that the installed one stays as it is, by JOBS compilers at
+a time (2 unless the environment says otherwise). Needs GCC on Linux.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def build(kind: str) -> Path:
         return str(target)
 
     room = folder / "residua" / "execution" / "native"
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
         objects = list(pool.map(compiled, sorted((room / "src").glob("*.cpp"))))
     subprocess.run(["g++", "-shared", *flags, *objects, "-o", str(room / "_native.so")], check=True)
     return folder

@@ -102,11 +102,16 @@ def _lines(text: str, path: Path) -> Iterator[Prompt]:
 
 
 def _csv(text: str, path: Path) -> Iterator[Prompt]:
-    reader = csv.DictReader(io.StringIO(text))
-    if "prompt" not in (reader.fieldnames or ()):
-        raise InputError(f"{path}: columns {reader.fieldnames}: wanted a first line with a column `prompt`")
-    for number, row in enumerate(reader, 2):
-        yield _from_columns(row, f"{path}, line {number}", path.parent)
+    try:
+        reader = csv.DictReader(io.StringIO(text))
+        if "prompt" not in (reader.fieldnames or ()):
+            raise InputError(
+                f"{path}: columns {reader.fieldnames}: wanted a first line with a column `prompt`"
+            )
+        for number, row in enumerate(reader, 2):
+            yield _from_columns(row, f"{path}, line {number}", path.parent)
+    except csv.Error as error:  # a field without end, or NUL
+        raise InputError(f"{path}: not valid CSV ({error})") from error
 
 
 def _jsonl(text: str, path: Path) -> Iterator[Prompt]:
@@ -131,12 +136,8 @@ def _from_vbench(folder: Path) -> list[Prompt]:
     """VBench_full_info.json ({prompt_en, dimension}), or the list of all prompts as text."""
     info = folder / VBENCH_INFO
     if info.is_file():
-        entries = _entries(info)
         return [
-            Prompt(
-                str(entry["prompt_en"]).strip(), category=", ".join(map(str, entry.get("dimension") or ()))
-            )
-            for entry in entries
+            Prompt(str(entry["prompt_en"]).strip(), category=_dimensions(entry)) for entry in _entries(info)
         ]
     for name in VBENCH_TEXT:
         if (folder / name).is_file():
@@ -144,6 +145,11 @@ def _from_vbench(folder: Path) -> list[Prompt]:
     raise InputError(
         f"{folder}: neither {VBENCH_INFO} nor {' nor '.join(VBENCH_TEXT)}: not a folder of VBench"
     )
+
+
+def _dimensions(entry: Mapping[str, Any]) -> str:
+    found = entry.get("dimension") or []
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
 
 
 def _from_pbench(folder: Path) -> list[Prompt]:

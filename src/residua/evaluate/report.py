@@ -313,7 +313,7 @@ def _facts(
 ) -> dict[str, str]:
     missing: dict[str, str] = {}
     for row in done:
-        missing.update(json.loads(row["not_measured"] or "{}"))
+        missing.update(_reasons(row["not_measured"]))
     identical = "the videos are identical"
     facts = {
         f"not measured: {name}": reason
@@ -334,6 +334,15 @@ def _facts(
     if notes:
         facts["notes"] = "; ".join(notes)
     return facts
+
+
+def _reasons(text: str | None) -> dict[str, str]:
+    """What a row says was not measured, and why; nothing if it is not as it was written."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return {str(name): str(reason) for name, reason in found.items()} if isinstance(found, dict) else {}
 
 
 def _data(

@@ -205,9 +205,7 @@ def _finish(
     from .report import make_report
     from .scorers import join_scores
 
-    found = store.read_rows([row.id for row in rows])
-    order = {row.id: place for place, row in enumerate(rows)}
-    found.sort(key=lambda row: order[row["id"]])
+    found = store.rows_of(rows)
     done = [row for row in found if row["status"] == DONE]
     manifest["hashes"] = {row["id"]: row["hash"] for row in done}
     manifest["runs"][-1]["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..generation.files import publish_files
+from ..json_text import is_finite
 from ..lab.vbench import DIMENSIONS
 from .suite import Suite
 
@@ -110,10 +111,12 @@ def from_results(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
         if not isinstance(entry, list) or len(entry) < 2 or not isinstance(entry[1], list):
             continue
         for one in entry[1]:
+            if not isinstance(one, Mapping):
+                continue
             path = Path(str(one.get("video_path", "")))
             row_id = by_name.get((path.parent.name, path.name))
             value = one.get("video_results")
-            if row_id is not None and _is_number(value):
+            if row_id is not None and is_finite(value):
                 scores.setdefault(row_id, {})[f"{prefix} {dimension}"] = float(value)
     return scores
 
@@ -133,8 +136,8 @@ def read_scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> RowScores:
     scores = {}
     for number, entry in enumerate(_entries(path), 1):
         try:
-            key = (entry["setting"], entry["prompt"], int(entry["seed"]))
-        except (KeyError, TypeError, ValueError):
+            key = (str(entry["setting"]), str(entry["prompt"]), int(entry["seed"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise InputError(f"{path}, row {number}: wanted setting, prompt, seed and scores") from None
         if key in by_row:
             scores[by_row[key]] = _numbers(entry, f"{path}, row {number}")
@@ -144,16 +147,17 @@ def read_scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> RowScores:
 
 
 def _entries(path: Path) -> Iterable[Mapping[str, Any]]:
-    text = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text)))
-    if path.suffix == ".jsonl":
-        try:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except ValueError as error:
-            raise InputError(f"{path}: not valid JSON lines ({error})") from error
-        return found
-    raise InputError(f"{path}: wanted .json, .jsonl or .csv")
+    if path.suffix not in (".csv", ".jsonl"):
+        raise InputError(f"{path}: wanted .json, .jsonl or .csv")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix == ".csv":
+            return list(csv.DictReader(io.StringIO(text)))
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        raise InputError(
+            f"{path}: not valid {'CSV' if path.suffix == '.csv' else 'JSON lines'} ({error})"
+        ) from error
 
 
 def _numbers(entry: Mapping[str, Any], where: str) -> dict[str, float]:
@@ -163,7 +167,7 @@ def _numbers(entry: Mapping[str, Any], where: str) -> dict[str, float]:
             continue
         try:
             found[str(name)] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise InputError(f"{where}: {name} = {value!r} is not a number") from None
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
@@ -171,10 +175,6 @@ def _numbers(entry: Mapping[str, Any], where: str) -> dict[str, float]:
 def _merge(into: RowScores, more: RowScores) -> None:
     for row_id, scores in more.items():
         into.setdefault(row_id, {}).update(scores)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _json(path: Path) -> Any:

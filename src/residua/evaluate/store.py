@@ -19,6 +19,7 @@ import os
 import shutil
 import socket
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ from .rows import Row
 FORMAT, VERSION = "residua-evaluation", 1
 DONE, FAILED = "done", "failed"
 MANIFEST, LOCK = "manifest.json", "lock"
+SAME = ("reference", "prompt", "prompt_name", "setting", "seed", "video")  # by which a row is one of a suite
 FOLDERS = ("rows", "videos", "references", "waiting", "running", "logs")
 
 _PART = pa.struct(
@@ -120,12 +122,22 @@ class Store:
         whole = len(rows) == 1 and rows[0]["id"] == row_id and rows[0]["status"] in (DONE, FAILED)
         return cast("dict[str, Any]", rows[0]) if whole else None
 
+    def rows_of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """The rows that are done or failed, in their order; one that says it is of another prompt, setting,
+        seed or video counts as missing."""
+        found = {row["id"]: row for row in self.read_rows([row.id for row in rows])}
+        return [
+            found[row.id]
+            for row in rows
+            if row.id in found and all(found[row.id][name] == getattr(row, name) for name in SAME)
+        ]
+
     def done(self, rows: Sequence[Row]) -> set[str]:
         """Ids of rows that need no work: failed ones, and done ones if their video is there."""
         known = {row.id: row for row in rows}
         return {
             found["id"]
-            for found in self.read_rows(list(known))
+            for found in self.rows_of(rows)
             if found["status"] == FAILED or (self.folder / known[found["id"]].video).is_file()
         }
 
@@ -174,7 +186,7 @@ class Store:
         try:
             with np.load(self._waiting(row_id), allow_pickle=False) as found:
                 return json.loads(str(found["result"])), found["frames"]
-        except (OSError, ValueError, KeyError, EOFError):
+        except (OSError, ValueError, KeyError, EOFError, RecursionError, zipfile.BadZipFile):
             return None
 
     def drop_waiting(self, row_id: str) -> None:
@@ -210,9 +222,10 @@ class Store:
     def _read_mark(self, row_id: str) -> dict[str, Any]:
         try:
             found = json.loads((self.folder / "running" / row_id).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
-        return cast("dict[str, Any]", found)
+        fine = isinstance(found, dict) and {"run", "phase", "attempt", "host", "pid"} <= set(found)
+        return cast("dict[str, Any]", found) if fine else {}
 
     def _mark(self, row_id: str, run: str, phase: str, attempt: int) -> None:
         mark = {
@@ -241,10 +254,12 @@ class Store:
             return None
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: cannot be read ({error}); choose another --out") from error
         if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
             raise InputError(f"{path}: not a manifest of this version; choose another --out")
+        if not _has_outline(found):
+            raise InputError(f"{path}: not as `residua evaluate` writes it; choose another --out")
         return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
@@ -263,6 +278,28 @@ class Store:
 
     def _waiting(self, row_id: str) -> Path:
         return self.folder / "waiting" / f"{row_id}.npz"
+
+
+def _has_outline(manifest: dict[str, Any]) -> bool:
+    """Whether the parts of a manifest are there, each of its kind."""
+    suite = manifest.get("suite")
+    if not isinstance(suite, dict) or not isinstance(manifest.get("model_hash"), str):
+        return False
+    lists = (manifest.get("runs"), *(suite.get(name) for name in ("seeds", "settings", "prompts")))
+    tables = (manifest.get("hashes"), suite.get("fixed"))
+    if not all(isinstance(item, list) for item in lists) or not all(isinstance(t, dict) for t in tables):
+        return False
+    entries = (*suite["settings"], *suite["prompts"], *manifest["runs"])
+    return (
+        all(isinstance(entry, dict) for entry in entries)
+        and all(isinstance(item.get("name"), str) and "options" in item for item in suite["settings"])
+        and all(_is_plain(item) for item in suite["prompts"])
+        and all(isinstance(run.get("versions"), dict) for run in manifest["runs"])
+    )
+
+
+def _is_plain(prompt: dict[str, Any]) -> bool:
+    return all(isinstance(prompt.get(name), (str, type(None))) for name in ("text", "name", "image"))
 
 
 def rows_table(rows: Sequence[dict[str, Any]], scores: Sequence[str] = ()) -> bytes:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import MAX_TOML_BYTES, Config
+from ..config import Config, read_toml
 from ..errors import InputError
 from ..generation.comparison import Sparsity
 from ..generation.loading import DTYPES, OFFLOADS
@@ -17,11 +16,6 @@ from ..integration.quality import QUALITIES
 from ..methods import method_names
 from .prompts import Prompt, read_prompts
 from .tables import TomlTable, did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DENSE, FLOOR = "dense", "dense again"
 SCORERS = ("vbench", "pbench")
@@ -115,16 +109,7 @@ class Suite:
 
 def read_suite(path: Path) -> Suite:
     """The suite of a TOML file; InputError says what is wrong with it, and the way out."""
-    try:
-        if path.stat().st_size > MAX_TOML_BYTES:
-            raise InputError(
-                f"{path}: larger than {MAX_TOML_BYTES} bytes; prompts belong into a file of their own"
-            )
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(f"{path}: not valid TOML ({error})") from error
+    data = read_toml(path, 'model = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"')
     try:
         return _suite(TomlTable(data), path)
     except InputError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from .. import doctor
 from ..errors import InputError
+from ..json_text import is_finite
 from ..lab import figures
 from ..lab.report import Picture, Report
 from ..lab.tables import Table, share
@@ -171,11 +171,7 @@ def read_pbench(path: Path | None) -> dict[str, float] | None:
         raise InputError(f"{path}: cannot be read ({error.strerror}); {wanted}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid JSON ({error}); {wanted}") from error
-    fine = isinstance(found, dict) and all(
-        isinstance(score, (int, float)) and not isinstance(score, bool) and math.isfinite(score)
-        for score in found.values()
-    )
-    if not fine:
+    if not isinstance(found, dict) or not all(map(is_finite, found.values())):
         raise InputError(f"{path}: {wanted}")
     return {str(name): float(score) for name, score in found.items()}
 

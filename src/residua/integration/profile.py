@@ -19,12 +19,13 @@ from .. import __version__
 from ..config import Config, read_toml
 from ..errors import InputError
 from ..spelling import did_you_mean
+from .settings import check_count, check_share
 
 logger = logging.getLogger("residua.integration")
 
 FORMAT = 1
 TABLES = ("residua", "run", "model", "evidence")
-RUN = ("dense_steps", "dense_layers", "min_tokens")
+RUN = {"dense_steps": check_share, "dense_layers": check_share, "min_tokens": check_count}
 MODEL = {"name": str, "transformers": list, "layers": int, "head_dim": int}
 
 
@@ -132,12 +133,13 @@ class Profile:
             )
         _only(path, "", data, ("format", *TABLES))
         tables = {name: _as_table(path, name, data) for name in TABLES}
-        _only(path, "run.", tables["run"], RUN)
+        _only(path, "run.", tables["run"], tuple(RUN))
         try:
+            run = {name: RUN[name](name, value) for name, value in tables["run"].items()}
             config = Config.from_dict(tables["residua"])
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        return cls(config, _model(path, tables["model"]), **tables["run"], evidence=tables["evidence"])
+        return cls(config, _model(path, tables["model"]), **run, evidence=tables["evidence"])
 
 
 def _as_table(path: Path, name: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,10 +101,10 @@ def make_settings(
     steps_by_default, layers_by_default = (0, 0) if by_estimate else (preset.dense_steps, preset.dense_layers)
     return Settings(
         config=wanted,
-        dense_steps=_share("dense_steps", steps_by_default if dense_steps is None else dense_steps),
-        dense_layers=_share("dense_layers", layers_by_default if dense_layers is None else dense_layers),
+        dense_steps=check_share("dense_steps", steps_by_default if dense_steps is None else dense_steps),
+        dense_layers=check_share("dense_layers", layers_by_default if dense_layers is None else dense_layers),
         layers=None if layers is None else _selection(layers),
-        min_tokens=None if min_tokens is None else _count("min_tokens", min_tokens),
+        min_tokens=None if min_tokens is None else check_count("min_tokens", min_tokens),
         quality=quality,
         method=method,
     )
@@ -153,14 +153,16 @@ def chosen_layers(selection: tuple[int | str, ...] | None, names: list[str]) -> 
     return chosen
 
 
-def _share(name: str, value: Any) -> float:
+def check_share(name: str, value: Any) -> float:
+    """First steps or layers: a count, or a share of them."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not whole and not (isinstance(value, float) and 0.0 <= value <= 1.0):
         raise InputError(f"{name}={value!r}: wanted a whole number, or a share from 0.0 to 1.0")
     return value
 
 
-def _count(name: str, value: Any) -> int:
+def check_count(name: str, value: Any) -> int:
+    """A whole number from 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{name}={value!r}: wanted a whole number of at least 0")
     return value

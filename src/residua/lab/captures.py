@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..inputs import validate
+from ..json_text import is_finite
 from ..types import Call
 
 MANIFEST = "manifest.json"
@@ -170,7 +171,7 @@ def _from_plain(path: Path) -> CapturedCall:
 
 
 def _plain_grid(text: str) -> list[int] | None:
-    sizes = [int(part) for part in text.split("x") if part.isdigit()]
+    sizes = [int(part) for part in text.split("x") if re.fullmatch("[0-9]{1,9}", part)]
     return {2: [1, *sizes], 3: sizes}.get(len(sizes))
 
 
@@ -192,7 +193,7 @@ def _described(
     keys = shapes["k"][-2]
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
-    if not isinstance(scale, (int, float)) or isinstance(scale, bool) or not math.isfinite(scale):
+    if not is_finite(scale):
         raise InputError(f"{path}: scale {scale!r}; wanted a finite number")
     pinned = _ranges(path, "text", text, keys)
     exact = _ranges(path, "text_queries", text_queries, queries)

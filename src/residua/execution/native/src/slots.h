@@ -94,7 +94,8 @@ inline void add_weighted(const float* weights, const float* rows, int64_t count,
   }
 }
 
-// Scores of ROWS anchors with `count` packed keys become weights exp(scale * score - log_mass).
+// Scores of ROWS anchors with `count` packed keys become weights exp(scale * score - log_mass), at most 1: the
+// power is at most 0 but for rounding, which huge scores make large. NaN stays NaN.
 template <int ROWS>
 inline void slot_weights(const SlotsArgs& args, const float* anchors, const SlotTarget* targets,
                          int64_t count, SlotBlock& block) {
@@ -106,14 +107,14 @@ inline void slot_weights(const SlotsArgs& args, const float* anchors, const Slot
                                                                  block.weights + panel);
     });
   }
-  const Vec scale = set1(args.scale), log2e = set1(1.44269504f), most = set1(128.0f);  // 2^128 is infinite
+  const Vec scale = set1(args.scale), log2e = set1(1.44269504f), zero = set1(0.0f);
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++) {
     const Vec mass = set1(-targets[i].log_mass);
     for (int64_t t = 0; t < count; t += kLanes) {
       float* at = block.weights + i * kSlotKeys + t;
       const Vec power = fma(load(at), scale, mass) * log2e;
-      store(at, exp2_of(select(greater(power, most), most, power)));
+      store(at, exp2_of(select(greater(power, zero), zero, power)));
     }
   }
 }

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import residua
 from residua.errors import BackendError, RouteError
 from residua.execution import native
 from residua.execution.backend import Demand
@@ -107,6 +108,36 @@ def test_a_missing_library_says_why(tmp_path: Path):
 def test_a_broken_library_says_so(tmp_path: Path):
     (tmp_path / "_native.so").write_bytes(b"not a library")
     assert "does not load" in str(abi.Library(tmp_path).missing)
+
+
+@needs_library
+def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path):
+    """Loading it would end the process, not raise an error: so it is tried in another one."""
+    whole = (Path(abi.__file__).parent / "_native.so").read_bytes()
+    shares = (0.0001, 0.01, 0.5, 0.9, 0.999)
+    for number, share in enumerate(shares):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "_native.so").write_bytes(whole[: int(len(whole) * share)])
+    code = (
+        "import sys, pathlib; from residua.execution.native import abi\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()): print(abi.Library(path).missing)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-400:]
+    assert done.stdout.count("reinstall residua") == len(shares)
+
+
+def test_without_the_library_calls_run_in_plain_torch(tmp_path: Path, monkeypatch):
+    """The note of an installation without a compiler: attention works, and a call that insists on the native
+    backend says why not."""
+    (tmp_path / "_native.txt").write_text("CompileError: no g++\n")
+    without = abi.Library(tmp_path)
+    monkeypatch.setattr(abi, "library", lambda: without)
+    q, k, v, _ = make(300, 16)
+    out, receipt = residua.attention(q, k, v, return_receipt=True)
+    assert receipt.backend == "portable" and out.isfinite().all()
+    with pytest.raises(BackendError, match="CompileError: no g"):
+        residua.attention(q, k, v, residua.Config(backend="native"))
 
 
 def test_arguments_are_built_by_keyword_and_completely():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache, cached_property
 from pathlib import Path
@@ -257,6 +258,7 @@ class Library:
             reason = note.read_text().strip() if note.exists() else "reinstall residua with a C++17 compiler"
             raise BackendError(f"the native library was not built: {reason}")
         try:
+            _check_whole(path)
             handle = ctypes.CDLL(str(path))
             _check_interface(handle)
         except (OSError, AttributeError) as error:
@@ -288,6 +290,20 @@ class Library:
             raise BackendError(f"native {name}: status {status}")
 
 
+def _check_whole(path: Path) -> None:
+    """The loader of Linux maps a file that was cut short and the process dies of SIGBUS. The section table of
+    an ELF file is its last part, so the header says how long the file must be."""
+    with path.open("rb") as stream:
+        header = stream.read(64)
+    if header[:4] != b"\x7fELF" or len(header) < 64:
+        return  # no ELF file of 64 bits: the loader itself says what it is
+    (table,) = struct.unpack_from("=Q", header, 0x28)
+    entry, count = struct.unpack_from("=HH", header, 0x3A)
+    size, wanted = path.stat().st_size, table + entry * count
+    if size < wanted:
+        raise OSError(f"{path} has {size} bytes of {wanted}: it was cut short")
+
+
 def _check_interface(handle: ctypes.CDLL) -> None:
     """A struct of another size would make the library read beside its arguments: then it is not used."""
     version = handle.residua_abi_version()
@@ -296,10 +312,10 @@ def _check_interface(handle: ctypes.CDLL) -> None:
             f"the native library speaks version {version}, this package {ABI_VERSION}; reinstall residua"
         )
     handle.residua_struct_size.restype = c_int64
-    for number, struct in enumerate((*STRUCTS, None)):
-        wanted, got = (ctypes.sizeof(struct) if struct else 0), handle.residua_struct_size(number)
+    for number, kind in enumerate((*STRUCTS, None)):
+        wanted, got = (ctypes.sizeof(kind) if kind else 0), handle.residua_struct_size(number)
         if got != wanted:
-            name = struct.__name__ if struct else f"struct {number}"
+            name = kind.__name__ if struct else f"struct {number}"
             raise BackendError(
                 f"{name} has {got} bytes in the native library, {wanted} in this package; reinstall residua"
             )

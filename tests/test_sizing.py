@@ -53,3 +53,10 @@ def test_calls_that_repair_nothing_take_no_probes():
     assert resolve(Config(density=1), call).probes == 0
     assert resolve(Config(probes=0), call).probes == 0
     assert resolve(Config(density=0.5), call).probes == 64
+
+
+@pytest.mark.parametrize("tokens", [300, 888, 3000, 20_000])
+def test_more_cells_than_are_worth_it_leave_a_note(tokens):
+    many = resolve(Config(query_groups=tokens, kv_groups=tokens), call_of(tokens, tokens)).notes
+    assert any(f"{tokens**2} cells" in note and "leave query_groups" in note for note in many)
+    assert not any("cells" in note for note in resolve(Config(), call_of(tokens, tokens)).notes)

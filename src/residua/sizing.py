@@ -87,6 +87,10 @@ def summary_sizes(queries: int, density: float, cpu: bool) -> tuple[int, int]:
     return MANY_SLOTS, 2 * DRIFT_RANK if cpu else DRIFT_RANK
 
 
+MANY_CELLS = 1 << 16  # fewer cost nothing that matters
+CELL_COST = 8  # pairs: a cell is scored, sorted and perhaps summarised
+
+
 def resolve(config: Config, call: Call) -> Sizes:
     """Clamps every count of the config to the call; each clamp leaves a note for the receipt."""
     notes: list[str] = []
@@ -113,6 +117,13 @@ def resolve(config: Config, call: Call) -> Sizes:
         "query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"
     )
     kv_groups = clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys")
+    cells = query_groups * kv_groups
+    if cells >= MANY_CELLS and cells * CELL_COST > queries * keys:
+        notes.append(
+            f"{query_groups} query groups x {kv_groups} K/V groups are {cells} cells for {queries * keys} "
+            "pairs: choosing among them may take longer than dense attention; leave query_groups and "
+            "kv_groups out"
+        )
     key_rank = clamp("key_rank", config.key_rank, head_dim, "the head dim")
     query_rank = clamp("query_rank", config.query_rank, head_dim, "the head dim")
     probes = 0

@@ -139,6 +139,24 @@ def test_an_exception_in_the_middle_leaves_nothing_behind(pipes, speed_up):
     assert counts(handle) == [(6, 4, {"first steps": 2})] * 2
 
 
+def test_a_pipeline_cancelled_many_times(pipes, speed_up):
+    tiny = pipes.wan()
+    dense = tiny(3)
+    handle = speed_up(tiny.pipe)
+    expected = tiny(3)
+    for number in range(20):
+        at = number % 3
+
+        def cancel(_, step, *__, at=at):
+            return _raise(KeyboardInterrupt()) if step == at else {}
+
+        with pytest.raises(KeyboardInterrupt):
+            tiny(3, callback_on_step_end=cancel)
+    assert torch.equal(tiny(3), expected)
+    handle.remove()
+    assert torch.equal(tiny(3), dense)
+
+
 def test_an_exception_inside_the_operator_drops_its_centres(
     tiny, scheduler, denoise, one_pass, speed_up, monkeypatch
 ):

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from cases import Case
+from cases import Case, make
 from poison import NAN, NUMBERS, poisoned_memory
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from residua.execution.backend import Backend, backends
 from residua.execution.native import abi
 from residua.execution.reference import Reference
 
+CASES, PARTS = 2000, 40  # of every test run
 SECONDS = 20.0  # a case of this size that takes longer is a finding
 
 
@@ -273,3 +274,12 @@ def check_backend(case: Case) -> list[str]:
                 neginf=0.0, posinf=0.0).abs().max() if exact_lse.numel() else 0)):  # fmt: skip
             found.append(f"kernel log-sum-exp off by {worst(lse, exact_lse):.1e}")
     return found[:1]
+
+
+def broken_in(part: int) -> str:
+    """What is broken in one of the PARTS of the CASES that every test run makes."""
+    broken = []
+    for seed in range(part, CASES, PARTS):
+        case = make(seed)
+        broken += [f"{case}\n    {line}" for line in check(case, thorough=False)]
+    return "\n".join(broken)

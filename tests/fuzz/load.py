@@ -103,12 +103,36 @@ def fork(children: int = 4) -> str:
     return f"{bad} of {children} children differ or fail"
 
 
+def cycles(count: int = 10_000) -> str:
+    """`accelerate` and `remove` on one transformer, again and again."""
+    import diffusers
+
+    from residua.diffusers.dispatch import _layers
+
+    model = diffusers.WanTransformer3DModel(
+        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
+        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
+    )  # fmt: skip
+    for _ in range(20):
+        residua.accelerate(model, 0.3).remove()
+    gc.collect()
+    objects, memory = len(gc.get_objects()), resident()
+    for _ in range(count):
+        residua.accelerate(model, 0.3).remove()
+    gc.collect()
+    grown = len(gc.get_objects()) - objects
+    return (
+        f"{grown} objects and {resident() - memory} MiB more after {count} cycles, {len(_layers)} layers left"
+    )
+
+
 TRIALS = {
     "150,000 tokens x 1 head": long_call,
     "64 heads x 8,192 tokens": many_heads,
     "1,000 calls with changing shapes": changing_shapes,
     "8 threads x 200 calls": threads,
     "fork after use": fork,
+    "10,000 times accelerate and remove": cycles,
 }
 
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 
 import load
 import pytest
+import torch
 
+import residua
 from residua.bench.attention import write_json
+from residua.execution.native import NativeBackend
+from residua.execution.portable import Portable
 
 LIMITED = """
 import resource, torch, residua
@@ -36,6 +41,34 @@ residua.attention(*small, state=state)
 def test_out_of_memory_in_a_call_leaves_everything_usable():
     done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-800:]
+
+
+@pytest.mark.parametrize("stage", ["cell_mass", "attend"])
+@pytest.mark.parametrize("kind", [NativeBackend, Portable])
+def test_no_memory_inside_a_backend(kind, stage, monkeypatch):
+    """The error comes out as it is; the state that was in use, and a new one, work as if nothing had been."""
+    if kind().unavailable():
+        pytest.skip(str(kind().unavailable()))
+    q, k, v = load.tensors(1, 2, 300, 16)
+    config, state = residua.Config(density=0.3, backend=kind.name), residua.State()
+    first = residua.attention(q, k, v, config, state)
+
+    def none_left(*_: object, **__: object) -> None:
+        raise MemoryError("no memory for a tile")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, stage, none_left)
+        for _ in range(3):
+            with pytest.raises(MemoryError, match="no memory for a tile"):
+                residua.attention(q, k, v, config, state)
+    assert residua.attention(q, k, v, config, state).isfinite().all()
+    assert torch.equal(residua.attention(q, k, v, config, residua.State()), first)
+
+
+def test_accelerate_and_remove_again_and_again():
+    pytest.importorskip("diffusers")
+    found = re.match(r"(-?\d+) objects.* (\d+) layers left", load.cycles(200))
+    assert found and int(found[1]) < 100 and int(found[2]) == 0
 
 
 def test_a_full_disk_leaves_neither_half_a_file_nor_a_lost_one(tmp_path, monkeypatch):

@@ -1,0 +1,11 @@
+"""The other half of the random calls of `test_cases.py`."""
+
+from __future__ import annotations
+
+import pytest
+from checks import PARTS, broken_in
+
+
+@pytest.mark.parametrize("part", range(1, PARTS, 2))
+def test_random_calls(part):
+    assert not broken_in(part)

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def finite_only(value: Any) -> Any:
@@ -20,7 +20,7 @@ def finite_only(value: Any) -> Any:
     return value
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> TypeGuard[float]:
     """Whether a value of a file is a number that a float can hold; JSON's whole numbers have no end."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and abs(value) <= sys.float_info.max

@@ -135,7 +135,7 @@ class Profile:
         tables = {name: _as_table(path, name, data) for name in TABLES}
         _only(path, "run.", tables["run"], tuple(RUN))
         try:
-            run = {name: RUN[name](name, value) for name, value in tables["run"].items()}
+            run: dict[str, Any] = {name: RUN[name](name, value) for name, value in tables["run"].items()}
             config = Config.from_dict(tables["residua"])
         except InputError as error:
             raise InputError(f"{path}: {error}") from None

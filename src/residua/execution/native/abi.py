@@ -315,7 +315,7 @@ def _check_interface(handle: ctypes.CDLL) -> None:
     for number, kind in enumerate((*STRUCTS, None)):
         wanted, got = (ctypes.sizeof(kind) if kind else 0), handle.residua_struct_size(number)
         if got != wanted:
-            name = kind.__name__ if struct else f"struct {number}"
+            name = kind.__name__ if kind else f"struct {number}"
             raise BackendError(
                 f"{name} has {got} bytes in the native library, {wanted} in this package; reinstall residua"
             )

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from residua import accelerate
-from residua.config import Config
 from residua.generation.loading import WORLD, Placement, load
 from residua.generation.physics import run_physics
 from residua.generation.run import Request, generate
@@ -45,16 +44,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--frames", type=int, default=32)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--density", type=float, default=0.22)
+    parser.add_argument("--quality", default="balanced")
     given = parser.parse_args()
     pipe = load(WORLD, Placement(device="cpu"))
     columns, rows = [], {}
     for prompt in PROMPTS:
         request = Request(prompt, steps=given.steps, frames=given.frames)
         dense = generate(pipe, request).frames
-        with accelerate(
-            pipe, config=Config(density=given.density), dense_steps=0.1, dense_layers=0, min_tokens=0
-        ) as handle:
+        with accelerate(pipe, quality=given.quality, min_tokens=0) as handle:
             sparse = generate(pipe, request).frames
             cost = handle.report().total.cost
         found = run_physics(pipe, request, sparse, dense)

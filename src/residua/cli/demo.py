@@ -22,9 +22,11 @@ FPS = 16  # a clip of 32 frames is two seconds, as simulated
 )
 def demo(
     context: typer.Context,
-    quality: Annotated[str | None, typer.Option(help="faithful, balanced or fast.")] = None,
+    quality: Annotated[
+        str | None, typer.Option(help="faithful, balanced or fast.", show_default="balanced")
+    ] = None,
     density: Annotated[
-        float | None, typer.Option(help="Share of dense attention that may be spent.", show_default="0.22")
+        float | None, typer.Option(help="Share of dense attention that every head may spend, instead.")
     ] = None,
     max_error: Annotated[
         float | None,
@@ -38,7 +40,7 @@ def demo(
     reconstruction: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
     ] = None,
-    dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0.1",
+    dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0",
     dense_layers: Annotated[str, typer.Option(help="First layers that stay dense: 1, or a share.")] = "0",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, in turn.")] = 1,
     threads: Annotated[
@@ -82,10 +84,13 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     alone(
         given.quality, density=given.density, max_error=given.max_error, reconstruction=given.reconstruction
     )
+    dials = (given.density, given.max_error, given.reconstruction)
+    # What `accelerate(pipe)` does, unless something else is asked for.
+    quality = given.quality or ("balanced" if all(dial is None for dial in dials) else None)
     sparsity = Sparsity(
-        Config() if given.quality is None else None,  # of the method, not of a family's preset
+        Config() if quality is None else None,  # of the method, not of a family's preset
         given.density,
-        quality=given.quality,
+        quality=quality,
         max_error=given.max_error,
         reconstruction=given.reconstruction,
         dense_steps=count_or_share("dense-steps", given.dense_steps),

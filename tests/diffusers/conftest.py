@@ -34,6 +34,16 @@ def load(name: str) -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def same_backend_afterwards() -> Iterator[None]:
+    """`set_attention_backend` of a model also changes the default of the whole process."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry as registry
+
+    before = registry._active_backend
+    yield
+    registry._active_backend = before
+
+
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
     return load("tiny_models")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig
 from diffusers.hooks import apply_group_offloading
-from diffusers.models import attention_dispatch
 
 from residua import InputError
 
@@ -22,15 +21,6 @@ def wan(tiny):
 def build(tiny):
     with torch.random.fork_rng():
         return tiny.settled(tiny.wan(layers=3))
-
-
-@pytest.fixture(autouse=True)
-def same_backend_afterwards():
-    """set_attention_backend also changes the default of the whole process."""
-    registry = attention_dispatch._AttentionBackendRegistry
-    before = registry._active_backend
-    yield
-    registry._active_backend = before
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_tune_writes_a_profile_that_accelerate_takes(weights, pipe, request_smal
     found = run("tune", "--model", weights, "--target-psnr", "20", "--tries", "3", "--out", out, *TINY)
     assert found.exit_code == 0, found.output
     for word in ("tuning", "held out", "floor", "dense twice", "kept", "on the held-out ones"):
-        assert word in found.output
+        assert word in " ".join(found.output.split())  # a long path makes lines break
     data = tomllib.loads(out.read_text(encoding="utf-8"))
     assert data["evidence"]["on_tuning"] >= 20 and data["evidence"]["on_held_out"] >= 20
     assert data["evidence"]["floor"]["psnr"] > 60 and data["evidence"]["seeds"] == [0]

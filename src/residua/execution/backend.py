@@ -359,7 +359,8 @@ class Backend:
 
         log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32
         """
-        share = torch.nan_to_num(log_mass, nan=-torch.inf).softmax(-1)
+        mass = torch.where(log_mass.isnan(), -torch.inf, log_mass)
+        share = torch.where(mass == -torch.inf, 0.0, mass.softmax(-1))  # a row without any mass misses none
         return torch.where(cells, 0.0, share).sum(-1)
 
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:

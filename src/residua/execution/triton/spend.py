@@ -95,6 +95,7 @@ def missed_kernel(
     top = tl.max(mass, 0)
     weight = tl.exp(mass - tl.where(top == -float("inf"), 0.0, top))
     total = tl.sum(weight, 0)
+    total = tl.where(total > 0.0, total, 1.0)  # a row without any mass misses none
     for n in range(0, number):
         at = (n * rows + row) * CK + ids
         kept = tl.load(CELLS + at, mask=ids < CK, other=1) != 0

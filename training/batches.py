@@ -16,21 +16,23 @@ from residua.world.scenes import Scene
 
 from .clips import Clips
 
-# Tokens closer than this to a ball or a shadow (in half-pictures) are near; others are drawn at this rate.
+# Tokens closer than this (in half-pictures) to a ball or a shadow are near; others are drawn at this rate.
 _NEAR, _FAR_RATE = 0.16, 0.06
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What a training step looks at: so many clips, and of each as many tokens as `cut` says.
+    """What a training step sees: a number of clips, and the tokens of each that `cut` selects.
 
     "all": every token. "frames": the first frame and random others. "blocks": the first frame and random
-    space-time blocks. "near": single tokens, `first` of them from the first frame, mostly where balls and
-    shadows are; most of a frame is plain background, so this sees several times as many clips for its cost.
+    space-time blocks. "near": single tokens, `first` of them from the first frame, mostly near balls and
+    shadows; most of a frame is plain background, so this covers several times as many clips at the same cost.
+    "crops": the same, but the later ones are all tokens near balls and shadows of a few frames: what a clip
+    looks like while it is sampled, where a token sees its neighbours and must agree with them.
     """
 
     clips: int
-    cut: Literal["all", "frames", "blocks", "near"]
+    cut: Literal["all", "frames", "blocks", "near", "crops"]
     tokens: int = 0
     first: int = 0
     num_frames: int = 32
@@ -43,7 +45,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens carry 16 pixels per channel, channel-major."""
+    """The tensors of a training step. Tokens have 16 pixels per channel, channel-major."""
 
     clean: Tensor  # [B, N, 3 * 16]
     noise: Tensor  # [B, N, 3 * 16]
@@ -72,16 +74,16 @@ def make_batch(
     drop_prompt: float,
     level: float | None = None,
 ) -> Batch:
-    """A batch that depends on nothing but its arguments.
+    """A batch that depends only on its arguments.
 
     Args:
-        transformer: For its rotary embedding.
-        shape: What to take of the clips.
-        clips: As many as the shape says.
-        generator: Of tokens, noise and noise levels.
-        shift: Of the noise levels, as the sampler's.
-        drop_prompt: Share of clips that lose their prompt.
-        level: One noise level for all, for validation.
+        transformer: Supplies the rotary embedding.
+        shape: Which tokens of the clips to take.
+        clips: The clips, as many as the shape says.
+        generator: Random numbers for tokens, noise and noise levels.
+        shift: Shift of the noise levels, as in the sampler.
+        drop_prompt: Share of clips whose prompt is dropped.
+        level: One noise level for all clips, for validation.
 
     Returns:
         The batch.
@@ -114,13 +116,30 @@ def choose_tokens(shape: BatchShape, clips: Clips, generator: torch.Generator) -
     tokens = torch.arange(shape.num_frames * shape.frame_tokens)
     if shape.cut == "all":
         return tokens.expand(shape.clips, -1)
-    if shape.cut == "near":
-        rates = torch.where(near_tokens(shape, clips), 1.0, _FAR_RATE)  # [B, T * frame_tokens]
-        per_frame = shape.frame_tokens
+    if shape.cut in ("near", "crops"):
+        near = near_tokens(shape, clips)  # [B, T * frame_tokens]
+        rates = torch.where(near, 1.0, _FAR_RATE)
+        per_frame, count = shape.frame_tokens, shape.tokens - shape.first
         first = torch.multinomial(rates[:, :per_frame], shape.first, generator=generator)
-        later = torch.multinomial(rates[:, per_frame:], shape.tokens - shape.first, generator=generator)
+        if shape.cut == "near":
+            later = torch.multinomial(rates[:, per_frame:], count, generator=generator)
+        else:
+            later = _crop_tokens(near[:, per_frame:].unflatten(1, (-1, per_frame)), count, generator)
         return torch.cat([first, later + per_frame], dim=1).sort(dim=1).values
     return torch.stack([_choose_groups(shape, tokens, generator) for _ in range(shape.clips)])
+
+
+def _crop_tokens(near: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices [B, count] of the near tokens (near: [B, T, frame_tokens]) of as many frames as it takes."""
+    clips, frames, _ = near.shape
+    order = torch.rand(clips, frames, generator=generator).argsort(dim=1)
+    # In half of the clips the frames are neighbours.
+    start = torch.randint(frames, (clips, 1), generator=generator)
+    neighbours = torch.rand(clips, 1, generator=generator) < 0.5
+    order = torch.where(neighbours, (torch.arange(frames) - start) % frames, order)  # [B, T]
+    # Where the near tokens of all frames are too few, others follow.
+    order = torch.where(near, order[..., None], order[..., None] + frames)
+    return order.flatten(1).argsort(dim=1, stable=True)[:, :count]
 
 
 def near_tokens(shape: BatchShape, clips: Clips) -> Tensor:
@@ -153,12 +172,12 @@ def _choose_groups(shape: BatchShape, tokens: Tensor, generator: torch.Generator
     if shape.cut == "frames":
         groups = others.view(-1, per_frame)
     else:
-        pairs = others[len(others) % (2 * per_frame) :]  # of frames
+        pairs = others[len(others) % (2 * per_frame) :]  # pairs of frames
         groups = pairs.view(-1, 2, side // 4, 4, side // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, 32)
     count = (shape.tokens - per_frame) // groups.shape[1]
     order = torch.randperm(len(groups), generator=generator)
     if shape.cut == "frames" and torch.rand((), generator=generator) < 0.5:
-        # Neighbouring frames, half of the time.
+        # Half of the time the frames are neighbours.
         order = torch.arange(count) + torch.randint(len(groups) - count + 1, (1,), generator=generator)
     return torch.cat([tokens[:per_frame], groups[order[:count]].flatten().sort().values])
 
@@ -178,6 +197,6 @@ def token_features(num_frames: int, size: int) -> Tensor:
 
 
 def _noise_levels(count: int, shift: float, generator: torch.Generator) -> Tensor:
-    """Uniform levels pushed towards noise as the sampler's are: what moves where is decided there."""
+    """Uniform levels shifted towards noise as in the sampler: the motion is decided at high noise."""
     uniform = torch.rand(count, generator=generator)
     return shift * uniform / (1 + (shift - 1) * uniform)

@@ -15,7 +15,7 @@ _CHUNK = 256  # clips simulated together
 
 @dataclass(frozen=True)
 class Clips:
-    """Scenes, where their balls start, and what happens then."""
+    """Scenes, where their balls start, and their paths."""
 
     scenes: list[Scene]
     layouts: list[Layout]
@@ -29,13 +29,13 @@ def draw_clips(seed: int, first: int, count: int, balls: tuple[float, ...]) -> C
     """Clips number first, first + 1, ... of an endless series.
 
     Args:
-        seed: Of the series.
+        seed: Seed of the series.
         first: Number of the first clip.
-        count: How many; they must not cross the border of a chunk of 256.
+        count: Number of clips; they must not cross the border of a chunk of 256.
         balls: Shares of clips with one, two and three balls.
 
     Returns:
-        The clips; the same numbers are always the same clips.
+        The clips; the same numbers always give the same clips.
     """
     chunk, offset = divmod(first, _CHUNK)
     assert offset + count <= _CHUNK, (first, count)

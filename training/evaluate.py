@@ -1,7 +1,7 @@
-"""Look at weights: `python -m training.evaluate DIR/weights --out DIR/look`.
+"""Evaluates weights: `python -m training.evaluate DIR/weights --out DIR/look`.
 
-Generates held-out clips, judges their physics against the simulator, and writes a strip per number of balls:
-the true clip above the generated one. The gate of a stage is read from this, and from the strips by eye.
+Generates held-out clips, measures their physics against the simulator, and writes a strip per number of
+balls: the true clip above the generated one. Both decide whether a stage of the training is finished.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def evaluate(
     steps: int = 10,
     size: int = 64,
 ) -> list[dict[str, Any]]:
-    """Generate held-out clips with so many balls, write their strip, and judge them.
+    """Generates held-out clips with that many balls, writes their strip, and measures them.
 
     Args:
-        pipeline: With the weights to judge.
+        pipeline: The pipeline to evaluate.
         out: Folder of the strip.
-        balls: In each clip.
-        clips: How many.
-        num_frames: Of a clip.
-        steps: Of the sampler.
-        size: Of a frame in pixels.
+        balls: Balls in each clip.
+        clips: Number of clips.
+        num_frames: Frames of a clip.
+        steps: Steps of the sampler.
+        size: Width and height of a frame in pixels.
 
     Returns:
-        Per clip its prompt, its PSNR against the true clip, and its physics against the simulator's.
+        For each clip its prompt, its PSNR against the true clip, and its physics against the simulator's.
     """
     shares = (float(balls == 1), float(balls == 2), float(balls == 3))
     held_out = draw_clips(HELD_OUT_SEED, 0, clips, shares)

@@ -9,20 +9,21 @@ import torch
 from torch import Tensor, nn
 
 # A quintic Newton-Schulz iteration that brings all singular values near 1. These coefficients are not the
-# fastest but forgive rounding: an iterate that bfloat16 pushes beyond 1 is pulled back where steeper ones run
-# away (updates ten times too long, now and then, that undid the training).
+# fastest but tolerate rounding: an iterate that bfloat16 pushes beyond 1 is pulled back, where steeper ones
+# diverge (occasional updates ten times too long undid the training).
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
 
 @lru_cache(maxsize=1)
 def fast_bfloat16() -> bool:
-    """Whether this processor has bfloat16 products; where it emulates them they are five times slower."""
+    """Whether this processor has bfloat16 products; emulated ones are five times slower."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 class Muon:
-    """Momentum, orthogonalised; matrices of equal shape are batched, each alone is too small for a core."""
+    """Orthogonalised momentum. Matrices of equal shape are batched, because one alone is too small for a
+    core."""
 
     def __init__(self, params: list[nn.Parameter], momentum: float = 0.95) -> None:
         self.momentum = momentum
@@ -33,7 +34,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """One update from the gradients at hand."""
+        """One update from the current gradients."""
         for shape, group in self.groups.items():
             grad = torch.stack([_wide(p.grad) for p in group if p.grad is not None])  # [G, short, long]
             buffer = self.buffers[shape].lerp_(grad, 1 - self.momentum)
@@ -51,7 +52,7 @@ class Muon:
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """The nearest (semi-)orthogonal matrices, roughly: [G, short, long] -> same."""
+    """Approximately the nearest (semi-)orthogonal matrices: [G, short, long] -> same."""
     a, b, c = _COEFFICIENTS
     x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-12)
     if fast_bfloat16():

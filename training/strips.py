@@ -1,4 +1,4 @@
-"""Contact strips: a row of frames per clip, for looking at what a model makes."""
+"""Contact strips: a row of frames per clip, to look at what a model generates."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def sample_strip(
     """Generate held-out clips and write a strip: above each generated clip the true one.
 
     Args:
-        pipeline: With the weights to look at.
-        path: Of the picture.
+        pipeline: The pipeline to look at.
+        path: File of the picture.
         balls: Shares of clips with one, two and three balls.
-        clips: How many.
-        size: Of a frame in pixels.
-        num_frames: Of a clip.
-        steps: Of the sampler.
-        seed: Of the noise.
+        clips: Number of clips.
+        size: Width and height of a frame in pixels.
+        num_frames: Frames of a clip.
+        steps: Steps of the sampler.
+        seed: Seed of the noise.
 
     Returns:
         The PSNR in dB against the true clips.

@@ -1,7 +1,7 @@
-"""Train the world model from nothing: `python -m training.train --out DIR`.
+"""Trains the world model from scratch: `python -m training.train --out DIR`.
 
-Every step draws its batch from a generator seeded by (seed, step), so a run that was interrupted and resumed
-is the same run. DIR receives checkpoint.pt, weights/ (the EMA weights as a diffusers folder in fp16),
+Every step draws its batch from a generator seeded by (seed, step), so an interrupted and resumed run gives
+the same result. DIR receives checkpoint.pt, weights/ (the EMA weights as a diffusers folder in fp16),
 history.json, loss.png and strips/ (generated clips to look at).
 """
 
@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from .strips import sample_strip
-from .trainer import RECIPES, Trainer
+from .trainer import Recipe, Trainer
 
 
 class Reporter:
-    """Progress for people: a bar on a terminal, plain lines elsewhere."""
+    """Shows progress: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, first: int, last: int) -> None:
         self.bar = None
@@ -39,14 +39,14 @@ class Reporter:
             self.bar.update(self.task, completed=step, note=f"loss {loss:.4f}")
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Prints a line."""
         if self.bar:
             self.bar.console.print(line, highlight=False)
         else:
             print(line, flush=True)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Releases the terminal."""
         if self.bar:
             self.bar.stop()
 
@@ -54,7 +54,7 @@ class Reporter:
 def run(
     trainer: Trainer, out: Path, *, stop: int | None = None, log_every: int = 50, strip_every: int = 250
 ) -> None:
-    """Train until `stop` (or the recipe's end), leaving checkpoint, weights, plot and strips in `out`."""
+    """Trains until `stop` (or the recipe's end) and writes checkpoint, weights, plot and strips to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     last = min(stop or trainer.recipe.steps, trainer.recipe.steps)
     reporter = Reporter(trainer.step, last)
@@ -91,7 +91,7 @@ def run(
 
 
 def save(trainer: Trainer, out: Path) -> None:
-    """Checkpoint, exported weights, history and plot."""
+    """Writes checkpoint, exported weights, history and plot."""
     trainer.save(out / "checkpoint.pt")
     trainer.export(out / "weights")
     (out / "history.json").write_text(json.dumps(trainer.history, indent=1))
@@ -99,7 +99,8 @@ def save(trainer: Trainer, out: Path) -> None:
 
 
 def plot_history(history: list[dict[str, float]], path: Path) -> None:
-    """Training loss and validation errors over steps; skipped with a warning where matplotlib is missing."""
+    """Plots training loss and validation errors over steps; skipped with a warning if matplotlib is
+    missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -124,7 +125,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for checkpoint, weights, plot and strips"
     )
-    parser.add_argument("--recipe", choices=RECIPES, default="world", help="what to train")
     parser.add_argument("--stop", type=int, help="stop after this step (the schedule stays the recipe's)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", message="Mismatch dtype")  # RMSNorm under autocast, once per process
-    trainer = Trainer(RECIPES[args.recipe], compile_blocks=args.compile)
+    trainer = Trainer(Recipe(), compile_blocks=args.compile)
     checkpoint = args.out / "checkpoint.pt"
     if args.resume and checkpoint.exists():
         trainer.load(checkpoint)

@@ -1,4 +1,4 @@
-"""One training run: recipe, models, averages, optimisers; a step at a time."""
+"""One training run: recipe, models, averaged weights, optimisers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,32 @@ from .clips import draw_clips
 from .optim import Muon, fast_bfloat16
 from .strips import HELD_OUT_SEED
 
-# One ball: many clips where it matters, between other cuts of about as many tokens: whole frames, blocks.
+# One ball: mostly many clips cut near the balls, mixed with whole frames and blocks of about as many tokens.
 ONE_BALL_SHAPES = (
     BatchShape(16, "near", 160, 56),
-    BatchShape(16, "near", 160, 56),
+    BatchShape(16, "crops", 192, 48),
     BatchShape(3, "frames", 1024),
     BatchShape(16, "near", 160, 56),
-    BatchShape(16, "near", 160, 56, num_frames=16),
+    BatchShape(16, "crops", 192, 48, num_frames=16),
     BatchShape(3, "blocks", 1024),
     BatchShape(16, "near", 160, 56, num_frames=64),
 )
+# Several balls: in every other step all tokens around the balls of a few frames, so that the tokens of a ball
+# learn to agree on where it is.
 MANY_BALL_SHAPES = (
     BatchShape(16, "near", 256, 104),
-    BatchShape(16, "near", 256, 104),
-    BatchShape(3, "frames", 1024),
-    BatchShape(16, "near", 256, 104),
-    BatchShape(16, "near", 256, 104, num_frames=16),
-    BatchShape(3, "blocks", 1024),
+    BatchShape(16, "crops", 288, 112),
     BatchShape(16, "near", 256, 104, num_frames=64),
+    BatchShape(3, "frames", 1024),
+    BatchShape(16, "crops", 288, 112, num_frames=128),
+    BatchShape(16, "near", 256, 104),
+    BatchShape(16, "crops", 288, 112),
+    BatchShape(3, "blocks", 1024),
+    BatchShape(16, "crops", 288, 112, num_frames=16),
     BatchShape(16, "near", 256, 104, num_frames=128),
+    BatchShape(16, "crops", 288, 112, num_frames=64),
 )
-# Long subsets and whole clips: attention learns to find its keys among as many as it meets when sampling.
+# Long subsets and whole clips: attention learns to find its keys among as many as there are in sampling.
 LONG_SHAPES = (
     BatchShape(1, "frames", 3072),
     BatchShape(1, "blocks", 3072),
@@ -56,17 +61,21 @@ VALIDATION_LEVELS = (0.6, 0.85, 1.0)
 
 @dataclass(frozen=True)
 class Stage:
-    """So many steps on clips with one, two and three balls in these shares, cut into these shapes in turn."""
+    """A number of steps on clips with one, two and three balls in these shares, cut into these shapes in
+    turn."""
 
     steps: int
     balls: tuple[float, float, float]
     shapes: tuple[BatchShape, ...]
 
 
+# The stages with more balls are part of the run that made the shipped weights, which draw one (README.md).
 STAGES = (
     Stage(1200, (1.0, 0.0, 0.0), ONE_BALL_SHAPES),
-    Stage(3000, (0.25, 0.4, 0.35), MANY_BALL_SHAPES),
-    Stage(100, (0.25, 0.4, 0.35), LONG_SHAPES),
+    Stage(1200, (0.3, 0.45, 0.25), MANY_BALL_SHAPES),
+    Stage(400, (0.35, 0.65, 0.0), MANY_BALL_SHAPES),
+    Stage(1200, (1.0, 0.0, 0.0), ONE_BALL_SHAPES),
+    Stage(40, (1.0, 0.0, 0.0), LONG_SHAPES),
 )
 
 
@@ -83,7 +92,7 @@ class Recipe:
     # the learning rate per step, can sharpen attention. In a run this short they need a faster rate.
     sharpness_factor: float = 3.0
     warmup: int = 60
-    cooldown: int = 700  # steps over which the rates fall to zero at the end
+    cooldown: int = 1300  # steps over which the rates fall to zero at the end
     ema: float = 0.998
     shift: float = 3.0
     drop_prompt: float = 0.05
@@ -106,23 +115,15 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.cooldown)
 
 
-# The first stage alone, brought to an end: its first 1,200 steps are those of the whole recipe.
-ONE_BALL = Recipe(
-    stages=(Stage(2000, (1.0, 0.0, 0.0), ONE_BALL_SHAPES), Stage(30, (1.0, 0.0, 0.0), LONG_SHAPES)),
-    cooldown=430,
-)
-RECIPES = {"world": Recipe(), "one-ball": ONE_BALL}
-
-
 class Trainer:
-    """The state of a run: all that a checkpoint holds."""
+    """The state of a run: everything that a checkpoint holds."""
 
     def __init__(self, recipe: Recipe, compile_blocks: bool = False) -> None:
         self.recipe = recipe
         self.model = build_model(
             torch.Generator().manual_seed(recipe.seed),
             recipe.num_layers,
-            max_balls=max(1 + i for stage in recipe.stages for i in range(MAX_BALLS) if stage.balls[i]),
+            max_balls=max(1 + i for i in range(MAX_BALLS) if recipe.stages[-1].balls[i]),
         )
         self.average = copy.deepcopy(self.model).requires_grad_(False)
         transformer = self.model.transformer
@@ -159,7 +160,7 @@ class Trainer:
         )
         prediction = predict(self.model, batch, self.blocks)
         error = (prediction - batch.clean).square().mean(dim=(1, 2))
-        # The velocity loss of an x0 prediction, its weight bounded where little noise would make it explode.
+        # The velocity loss of an x0 prediction, with its weight limited at low noise, where it would explode.
         loss = (error / batch.level.clamp_min(0.4).square()).mean()
         self.model.zero_grad()
         loss.backward()
@@ -181,7 +182,7 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Error of the averaged weights on fixed clips at a few noise levels, first frames left out."""
+        """Error of the averaged weights on fixed clips at a few noise levels, without the first frames."""
         shape = self.recipe.validation_shape
         stage, _ = self.recipe.stage_at(max(0, self.step - 1))
         clips = draw_clips(HELD_OUT_SEED, 0, shape.clips, stage.balls)
@@ -241,7 +242,7 @@ class Trainer:
 
 
 def predict(model: WorldModel, batch: Batch, blocks: Sequence[Callable[..., Tensor]] | None = None) -> Tensor:
-    """Predicted clean tokens of a batch; matrix products in bfloat16 where that is faster."""
+    """Predicted clean tokens of a batch; matrix products in bfloat16 if that is faster."""
     context = model.prompt_table.encode(batch.scenes)
     with torch.autocast("cpu", torch.bfloat16, enabled=fast_bfloat16()):
         output = forward_tokens(

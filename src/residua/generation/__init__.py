@@ -1,4 +1,4 @@
-"""Generating videos dense and sparse, comparing them, and writing down what came out."""
+"""Generates videos dense and sparse, compares them and writes the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = {
 
 
 def require_packages() -> None:
-    """Refuses at once, and not after the videos are made, where something is missing to write them."""
+    """Raises before any video is generated if a package is missing that is needed to write it."""
     missing = [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise InputError(

@@ -1,79 +1,34 @@
-"""The same clip generated dense and sparse: who was faster, how far apart they are, what was skipped."""
+"""The same clip generated dense and sparse: times, differences, and what was skipped."""
 
 from __future__ import annotations
 
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .. import doctor
-from ..config import Config
-from ..diffusers import Handle, Report, accelerate, preset_config
-from ..integration import find_quality
+from ..diffusers import Report, accelerate
 from ..lab.recording import dense_on_purpose
-from ..lab.video_quality import METRICS, Lpips, VideoQuality, quality
-from ..methods import find_method
+from ..lab.video_quality import Lpips, VideoQuality, quality
 from .floor import NAME as DENSE_AGAIN
 from .floor import measure_floor
 from .flops import counted_passes
 from .physics import RunPhysics, run_physics
 from .run import Generation, Progress, Request, generate
+from .sparsity import Sparsity
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
-Watch = Callable[[str], Progress]  # a name for what runs -> where its steps go
-
-
-@dataclass(frozen=True)
-class Sparsity:
-    """How a pipeline is accelerated; None takes the preset of the model family."""
-
-    config: Config | None = None
-    density: float | None = None  # goes over the config's, as the next two
-    dense_steps: float | None = None
-    dense_layers: float | None = None
-    min_tokens: int | None = None
-    max_error: float | None = None
-    reconstruction: str | None = None
-    quality: str | None = None  # instead of a config and of what goes over it
-    method: str | None = None  # who answers the sparse calls; None: Residua, as the config says
-
-    def __post_init__(self) -> None:
-        """Refused now, not after a model is loaded."""
-        if self.quality is not None:
-            find_quality(self.quality)
-        config = (self.config or Config()).replace(**self._changes)
-        if self.method is not None:
-            find_method(self.method).settings(config)
-
-    @property
-    def _changes(self) -> dict[str, Any]:
-        given = {"density": self.density, "max_error": self.max_error, "reconstruction": self.reconstruction}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def accelerate(self, pipe: Any, profile: bool) -> Handle:
-        config = self.config
-        if self._changes:
-            config = (config or preset_config(pipe)).replace(**self._changes)
-        return accelerate(
-            pipe,
-            quality=self.quality,  # type: ignore[arg-type]
-            config=config,
-            method=self.method,
-            dense_steps=self.dense_steps,
-            dense_layers=self.dense_layers,
-            min_tokens=self.min_tokens,
-            time_stages=profile,
-        )
+Watch = Callable[[str], Progress]  # from the name of a run to the function that receives its steps
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One way to generate the clip, perhaps several times; the median counts."""
+    """One way to generate the clip, perhaps several times; the median time counts."""
 
     clip: Generation
     seconds: tuple[float, ...]
@@ -91,17 +46,17 @@ class Timed:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The dense clip, and what the transformer costs beside self-attention."""
+    """The dense clip, and the FLOPs of the transformer outside self-attention."""
 
     timed: Timed
     linear_flops: int | None  # per forward pass
-    attention_share: float | None = None  # of the time of a dense step; None: not measured
-    floor: VideoQuality | None = None  # a second dense clip against it (`floor.py`); None: not measured
+    attention_share: float | None = None  # attention's share of the time of a dense step; None: not measured
+    floor: VideoQuality | None = None  # a second dense clip against the first (`floor.py`)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`dense` is None if only the sparse clip was generated."""
+    """The result of a comparison. `dense` is None if only the sparse clip was generated."""
 
     model: str
     request: Request
@@ -112,7 +67,7 @@ class Comparison:
     report: Report
     quality: VideoQuality
     physics: RunPhysics | None = None  # None: not a clip of the model in the box
-    vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or why not
+    vbench: dict[str, Any] | str = "not asked for: residua generate --vbench runs it"  # or a reason
 
     @property
     def speedup(self) -> float | None:
@@ -120,15 +75,15 @@ class Comparison:
 
     @property
     def cpu_speedup(self) -> float | None:
-        """In processor time, on a CPU: what a busy machine cannot distort much."""
+        """Speed-up in processor time, on a CPU; other work on the machine distorts it little."""
         if self.dense is None or self.on_gpu:
             return None
         return self.dense.timed.cpu_median / self.sparse.cpu_median
 
     @property
     def waiting(self) -> float | None:
-        """Share of the timed seconds in which other work had the core that this process was ready to use;
-        None where the system does not tell."""
+        """Share of the timed seconds in which this process was ready to run and other work had the core; None
+        where the system does not report it."""
         timed = [self.sparse] if self.dense is None else [self.sparse, self.dense.timed]
         waited = [seconds for one in timed for seconds in one.waited if seconds is not None]
         if len(waited) < sum(len(one.waited) for one in timed):
@@ -137,7 +92,7 @@ class Comparison:
 
     @property
     def floor(self) -> VideoQuality | None:
-        """How far two dense runs are apart: what a PSNR can tell at best. None: not measured."""
+        """How far two dense runs are apart; a PSNR above that means nothing more. None: not measured."""
         return None if self.dense is None else self.dense.floor
 
     @property
@@ -151,7 +106,7 @@ class Comparison:
 
     @property
     def cost(self) -> float | None:
-        """Of the sparse calls as a share of dense attention: pairs, and everything beside them."""
+        """Cost of the sparse calls as a share of dense attention: pairs and all other work."""
         return self.report.total.cost
 
     @property
@@ -179,7 +134,7 @@ class Comparison:
         return max((t * h * w for t, h, w in grids), default=0)
 
     def attention_flops(self, dense: bool) -> int:
-        """Of self-attention in one generation."""
+        """FLOPs of self-attention in one generation."""
         total = self.report.total
         head_dim = total.shapes[0]["q"][-1] if total.shapes else 0
         if dense:
@@ -187,7 +142,7 @@ class Comparison:
         return total.flops + 4 * head_dim * total.dense_pairs
 
     def pflops(self, dense: bool) -> float | None:
-        """Of the transformers in one generation: self-attention, matrix products, convolutions."""
+        """PFLOPs of the transformers in one generation: self-attention, matrix products, convolutions."""
         if self.dense is None or self.dense.linear_flops is None:
             return None
         return (self.attention_flops(dense) + self.passes * self.dense.linear_flops) / 1e15
@@ -263,8 +218,8 @@ def compare(
     profile: bool = True,
     floor: bool = False,
 ) -> Comparison:
-    """Dense and sparse in turn, `repeats` times, after a short pass of each that nobody times; `floor` runs
-    dense once more, to say how much a PSNR can tell."""
+    """Generates dense and sparse in turn, `repeats` times, after a short untimed pass of each. With `floor`
+    it runs dense once more, to measure how far two dense runs are apart."""
     linear_flops = warm_up(pipe, request, sparsity, watch) if dense else None
     dense_runs, sparse_runs = [], []
     for _ in range(repeats):
@@ -292,7 +247,7 @@ def against(
     steps: Progress,
     profile: bool = False,
 ) -> Comparison:
-    """One more sparse generation against a dense one that exists already."""
+    """One more sparse generation, compared with a dense one that exists already."""
     with sparsity.accelerate(pipe, profile=profile) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
@@ -309,8 +264,8 @@ def dense_baseline(
     floor: bool = False,
     lpips: Lpips | str = "not asked for",
 ) -> Baseline:
-    """The dense clip. `split` also finds which part of its time is attention, from one more step; `floor`
-    runs it once more to find how far two dense clips are apart."""
+    """The dense clip. `split` also measures which part of its time is attention, in one more step; `floor`
+    runs it once more to measure how far two dense clips are apart."""
     linear_flops = warm_up(pipe, request, sparsity, watch)
     attention = _attention_share(pipe, request, watch) if split else None
     run = generate(pipe, request, watch("dense"))
@@ -323,7 +278,7 @@ def _floor(pipe: Any, request: Request, dense: Generation, lpips: Lpips | str, w
 
 
 def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
-    """How much of a dense step is self-attention: every call stays dense, and is timed."""
+    """Share of self-attention in the time of a dense step: every call stays dense and is timed."""
     with dense_on_purpose(), accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
         run = generate(pipe, replace(request, steps=WARM_UP_STEPS), watch("dense, attention timed"))
         seconds = handle.report().total.dense_seconds
@@ -331,8 +286,8 @@ def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
 
 
 def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> int | None:
-    """A step of each kind at full size, so that neither pays for being first. Returns the FLOPs of a forward
-    pass beside attention."""
+    """One step of each kind at full size, so that neither is slower for being first. Returns the FLOPs of a
+    forward pass outside attention."""
     short = replace(request, steps=WARM_UP_STEPS)
     with counted_passes(pipe, with_flops=True) as passes:
         generate(pipe, short, watch("warm-up, dense"))
@@ -361,20 +316,6 @@ def _compared(
     return Comparison(model, request, sparsity, sparse, dense, passes, report, found, physics)
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """Over the prompts; None if one is missing, because a mean over other prompts is not comparable."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
-
-
-def mean_floor(baselines: Sequence[Baseline]) -> dict[str, Any] | None:
-    """PSNR, SSIM, GMSD and LPIPS of the second dense runs, over the prompts; None if there were none."""
-    floors = [one.floor for one in baselines if one.floor is not None]
-    if not floors:
-        return None
-    return {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
-
-
 def machine() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
@@ -382,7 +323,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": doctor.gpus(),
-        # Of the last minute, this process included; `Comparison.waiting` tells what others took.
+        # Load of the last minute, this process included; `Comparison.waiting` says what others took.
         "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 

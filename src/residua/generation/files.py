@@ -1,4 +1,4 @@
-"""Results on disk: whole or not at all, never over somebody else's file, never through a link."""
+"""Writes results to disk: completely or not at all, never over somebody else's file, never through a link."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 
 from ..errors import InputError, ResiduaError
 
-MARKER = ".residua"  # lists the files of a folder that Residua wrote and may therefore replace
+MARKER = ".residua"  # lists the files in a folder that Residua wrote and may therefore replace
 MAX_MARKER_BYTES = 1 << 16
 
 
@@ -23,7 +23,7 @@ class OutputError(ResiduaError):
 
 
 def check_folder(folder: Path, force: bool, reuse: bool = False) -> None:
-    """Refuses a folder that is taken, before any work is done. `reuse` accepts one that Residua wrote."""
+    """Refuses a folder that is in use, before any work is done. `reuse` accepts one that Residua wrote."""
     if folder.is_symlink():
         raise InputError(f"{folder} is a link: give the folder itself")
     if not folder.exists():
@@ -38,17 +38,17 @@ def check_folder(folder: Path, force: bool, reuse: bool = False) -> None:
 
 
 def written_by_residua(folder: Path) -> list[str]:
-    """The names that the marker of a folder lists; empty without one."""
+    """The file names that the marker of a folder lists; empty without a marker."""
     marker = folder / MARKER
     if marker.is_symlink() or not marker.is_file() or marker.stat().st_size > MAX_MARKER_BYTES:
         return []
     names = marker.read_text(encoding="utf-8", errors="replace").splitlines()
-    # The marker is a file like any other: it may name nothing outside its folder.
+    # Anybody can edit the marker: names that lead out of the folder are ignored.
     return [name for name in names if name and name == Path(name).name and name not in (".", "..")]
 
 
 def publish_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Writes all files beside the folder first, then moves them in; older results of ours go away, other
+    """Writes all files beside the folder first, then moves them in. Older results of ours are removed, other
     files stay. A full disk or Ctrl-C before the move leaves the folder as it was."""
     contents = {**files, MARKER: ("\n".join(files) + "\n").encode()}
     with _readable(folder):
@@ -72,7 +72,7 @@ def publish_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def publish_files(files: Mapping[Path, bytes]) -> None:
-    """Writes single files, each beside its name first, then moves all of them."""
+    """Writes single files: all of them to temporary names first, then moves them."""
     moves: list[tuple[Path, Path]] = []
     try:
         for path, content in files.items():
@@ -95,7 +95,7 @@ def _write(path: Path, content: bytes) -> None:
     with path.open("wb") as stream:
         stream.write(content)
         stream.flush()
-        os.fsync(stream.fileno())  # a full disk may speak up only now
+        os.fsync(stream.fileno())  # a full disk may only be reported here
     path.chmod(0o666 & ~_umask())
 
 
@@ -116,7 +116,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until a few renames are done."""
+    """Delays Ctrl-C until a few renames are done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,9 +1,9 @@
 """The floor: how far two dense runs of one prompt and seed are apart if attention sums in another order.
 
-Attention does not depend on the order of its keys, but its rounding does, and a denoising loop makes much of
-little: on real bf16 models two dense runs (another kernel, another split) differ by 20 to 35 dB. A sparse
-video that comes as close to the dense one as the floor cannot be told from a second dense run, and no PSNR
-above the floor says more than that.
+The result of attention does not depend on the order of its keys, but its rounding does, and a denoising loop
+amplifies small differences: on real bf16 models two dense runs (another kernel, another split) differ by 20
+to 35 dB. A sparse video that is as close to the dense one as the floor cannot be told from a second dense
+run, so a PSNR above the floor means nothing more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Dispatch = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None", bo
 
 @contextmanager
 def another_order(pipe: Any) -> Iterator[None]:
-    """Everything that `pipe` runs inside this block is dense, by the same kernel as without it, with the keys
-    of every self-attention call rolled by half of them. Causal calls stay as they are."""
+    """Inside this block `pipe` runs dense, with the same kernel as without it, but the keys of every
+    self-attention call are rolled by half their number. Causal calls are not changed."""
     with dense_on_purpose(), accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
         for attachment in handle.attachments:
             for layer in attachment.layers:
@@ -38,7 +38,7 @@ def another_order(pipe: Any) -> Iterator[None]:
 
 
 def dense_again(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
-    """The dense clip of a request, its attention summed in another order."""
+    """The dense clip of a request, with attention summed in another order."""
     with another_order(pipe):
         return generate(pipe, request, progress)
 
@@ -53,7 +53,7 @@ def measure_floor(
         request: What `dense` was generated from.
         dense: Frames of the first run, [T, H, W, 3] in [0, 1].
         lpips: A network, or the reason why there is none.
-        progress: Hears of every step.
+        progress: Called with every step.
 
     Returns:
         PSNR, SSIM and LPIPS of the second run against the first. Runs that do not differ in a single bit have
@@ -63,7 +63,7 @@ def measure_floor(
 
 
 def floor_text(floor: VideoQuality, metric: str = "psnr", form: str = "{:.1f} dB") -> str | None:
-    """A metric's floor for people to read; None where it was not measured."""
+    """The floor of a metric as text; None where it was not measured."""
     value = getattr(floor, metric)
     if value is not None:
         return form.format(value)

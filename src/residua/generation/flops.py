@@ -1,4 +1,4 @@
-"""How often a pipeline runs its transformers, and what a pass costs beside self-attention."""
+"""Counts how often a pipeline runs its transformers, and the FLOPs of a pass outside self-attention."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from contextlib import contextmanager
 from typing import Any
 
 COMPONENTS = ("transformer", "transformer_2")
-UNITS = {"PFLOPs": 1.0, "TFLOPs": 1e3, "GFLOPs": 1e6}  # how many of them are a PFLOP
+UNITS = {"PFLOPs": 1.0, "TFLOPs": 1e3, "GFLOPs": 1e6}  # how many of them make a PFLOP
 
 
 def flops_unit(pflops: Iterable[float | None]) -> tuple[str, float]:
-    """The unit in which the largest of some PFLOPs is a number that can be read, and its factor."""
+    """The unit in which the largest of these numbers is easy to read, and its factor."""
     largest = max((value for value in pflops if value is not None), default=1.0)
     readable = (found for found in UNITS.items() if largest * found[1] >= 1)
     return next(readable, list(UNITS.items())[-1])
 
 
 class Passes:
-    """Forward passes of the transformers, counted."""
+    """Counts the forward passes of the transformers."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.linear_flops: int | None = None  # of the first pass: matrix products and convolutions
+        self.linear_flops: int | None = None  # matrix products and convolutions of the first pass
 
 
 @contextmanager
 def counted_passes(pipe: Any, with_flops: bool = False) -> Iterator[Passes]:
-    """Counts what the pipeline does inside the block. `with_flops` slows the first pass down: use it on a
-    warm-up. Attention is left out of it: torch counts it on some devices only, and Residua counts pairs."""
+    """Counts the passes of the pipeline inside the block. `with_flops` slows the first pass down: use it in a
+    warm-up. Attention is not included: torch counts it on some devices only, and Residua counts pairs
+    itself."""
     from torch.utils.flop_counter import FlopCounterMode  # takes seconds to import
 
     passes = Passes()

@@ -1,4 +1,5 @@
-"""A pipeline from a name, a folder or the box; on a device, in a precision, spread over processes."""
+"""Loads a pipeline from a name, a folder or the package, onto a device, in a precision, over several
+processes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ MAX_INDEX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how a pipeline runs. `auto` takes CUDA where there is one, and bf16 on it."""
+    """Where and how a pipeline runs. `auto` takes CUDA if there is a device, and bf16 on it."""
 
     device: str = "auto"
     dtype: str = "auto"
@@ -53,7 +54,7 @@ class Placement:
 
 
 def _present(name: str) -> torch.device:
-    """A device that was asked for by name, refused here if this machine does not have it."""
+    """The device of that name; refused if this machine does not have it."""
     wanted = "wanted auto, cpu, cuda or cuda:1"
     try:
         device = torch.device(name)
@@ -76,7 +77,7 @@ def _present(name: str) -> torch.device:
 
 
 def load(model: str, placement: Placement) -> Any:
-    """`world`, a folder in the layout of diffusers, or a name on the Hugging Face hub."""
+    """Loads `world`, a folder in the layout of diffusers, or a name on the Hugging Face hub."""
     folder = Path(model)
     if model == WORLD or _class_name(folder) == "WorldPipeline":
         pipe = _load_world(None if model == WORLD else folder, placement)
@@ -95,11 +96,11 @@ def _load_world(folder: Path | None, placement: Placement) -> Any:
 
     log = require_diffusers().utils.logging
     dtype = placement.torch_dtype
-    log.disable_progress_bar()  # three small files
+    log.disable_progress_bar()  # not worth a bar: three small files
     try:
         return load_pipeline(WEIGHTS if folder is None else folder, None if dtype == torch.float32 else dtype)
     except (OSError, ValueError, ImportError) as error:
-        raise IntegrationError(f"the world model cannot be loaded: {error}") from error
+        raise IntegrationError(f"the model in the box cannot be loaded: {error}") from error
     finally:
         log.enable_progress_bar()
 
@@ -110,13 +111,13 @@ def _load_diffusers(model: str, placement: Placement) -> Any:
     diffusers = require_diffusers()
     try:
         with warnings.catch_warnings():
-            # The newer name of torch_dtype is unknown to the older versions that are supported.
+            # diffusers warns about torch_dtype, but the older supported versions do not know its new name.
             warnings.simplefilter("ignore", FutureWarning)
-            # Safetensors only: a pickle runs whatever it likes.
+            # Safetensors only: a pickle can run any code.
             return diffusers.DiffusionPipeline.from_pretrained(
                 model, torch_dtype=placement.torch_dtype, use_safetensors=True
             )
-    # diffusers, the hub's client and the files themselves raise whatever they like.
+    # diffusers, the hub's client and the file readers raise many kinds of errors.
     except Exception as error:
         raise IntegrationError(
             f"{model} cannot be loaded ({type(error).__name__}: {_first_line(error)}). Without a network, "
@@ -143,7 +144,7 @@ def _placed(pipe: Any, placement: Placement) -> Any:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[tuple[int, int]]:
-    """Rank and number of processes; joins the others where torchrun started several."""
+    """Rank and number of processes; joins the process group if torchrun started several."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1:
         yield 0, 1
@@ -164,7 +165,8 @@ def processes(device: torch.device) -> Iterator[tuple[int, int]]:
 
 
 def spread(pipe: Any, world: int) -> None:
-    """Heads over processes (Ulysses): each sees every token of its heads, so that the result is the same."""
+    """Splits the heads over processes (Ulysses). Each process sees every token of its heads, so the result is
+    the same."""
     if world == 1:
         return
     from diffusers import ContextParallelConfig
@@ -181,7 +183,7 @@ def spread(pipe: Any, world: int) -> None:
 
 
 def _class_name(folder: Path) -> str | None:
-    """The pipeline class that a local folder names."""
+    """The pipeline class that a local folder names in its model_index.json."""
     index = folder / "model_index.json"
     try:
         if not index.is_file() or index.stat().st_size > MAX_INDEX_BYTES:

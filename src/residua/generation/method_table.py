@@ -1,4 +1,4 @@
-"""Methods against each other on a whole model: the paper's Table 1 and its runtime figure."""
+"""Compares methods on a whole model: the paper's Table 1 and its runtime figure."""
 
 from __future__ import annotations
 
@@ -20,22 +20,14 @@ from ..lab.tables import Table, share
 from ..lab.vbench import DIMENSIONS, installed, vbench_clip
 from ..lab.video_quality import Lpips
 from ..methods import find_method
-from .comparison import (
-    Baseline,
-    Comparison,
-    Sparsity,
-    Watch,
-    against,
-    dense_baseline,
-    machine,
-    mean,
-    mean_floor,
-)
+from .averages import dense_figures, mean, mean_floor, sparse_figures
+from .comparison import Baseline, Comparison, Watch, against, dense_baseline, machine
 from .floor import MEANING
 from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
-from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
+from .physics import PhysicsRow, physics_table
 from .run import Request
+from .sparsity import Sparsity
 from .videos import contact_sheet, encode_mp4, encode_png, to_pixels
 
 DENSE = "dense"
@@ -43,9 +35,9 @@ METHODS = ("sparge", "svg2", "svoo", "svg-ear", "paper", "anchored")
 OURS = "anchored"
 FPS = 16  # of the clips that VBench scores
 MAX_SCORE_BYTES = 1 << 20
-MAX_WAITING = 0.1  # of the time
+MAX_WAITING = 0.1  # warn if other work had the core for more than this share of the time
 NO_PBENCH = "PBench was not measured: it is not run here; give its scores with --pbench"
-# What a bar of the runtime figure is made of, from the bottom; the names of stages are those of a receipt.
+# The parts of a bar in the runtime figure, from the bottom; stages have the names that receipts use.
 PARTS = {
     "rest of the model": "rest of the model", "dense": "attention that stays dense",
     "attention": "attention pairs", "grouping": "grouping", "routing": "routing", "summary": "summary",
@@ -61,22 +53,22 @@ RUNTIME_CAPTION = (
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method, averaged over the prompts; None was not measured."""
+    """One method, averaged over the prompts; None: not measured."""
 
     method: str
     title: str
     density: float | None
-    cost: float | None  # of the sparse calls, everything but grouping, as a share of dense attention
+    cost: float | None  # of the sparse calls without grouping, as a share of dense attention
     psnr: float | None
     ssim: float | None
     lpips: float | None
-    error: float | None  # of attention, as the method itself estimates it
+    error: float | None  # of attention, as estimated by the method itself
     pflops: float | None
     speedup: float | None
-    cpu_speedup: float | None  # in processor time, which other work on the machine disturbs least
+    cpu_speedup: float | None  # in processor time, which other work on the machine distorts least
     seconds: float
     waiting: float | None  # share of the time in which other work had the core
-    scores: dict[str, float] = field(default_factory=dict)  # of VBench, and PBench
+    scores: dict[str, float] = field(default_factory=dict)  # VBench's scores, and PBench's
     parts: dict[str, float] = field(default_factory=dict)  # seconds by part; empty unless profiled
     gmsd: float | None = None
     physics: PhysicsRow | None = None  # None: not the model in the box
@@ -97,7 +89,8 @@ class Measured:
 
 
 def chosen_methods(names: Sequence[str]) -> list[str]:
-    """Every name once and known, refused before a model is loaded; dense is measured in any case."""
+    """The method names without repeats; unknown ones are refused before a model is loaded. Dense is always
+    measured."""
     methods = [name for name in dict.fromkeys(names) if name != DENSE]
     for name in methods:
         find_method(name)
@@ -120,7 +113,7 @@ def measure(
     floor: bool = True,
 ) -> Iterator[Measured]:
     """Generates dense once per prompt, then with every method; yields after each, so that a run that is
-    stopped keeps what it has.
+    interrupted keeps its results.
 
     Args:
         pipe: The pipeline.
@@ -128,11 +121,11 @@ def measure(
         requests: What to generate, one per prompt.
         settings: How to accelerate, by the name of the method.
         lpips: A network, or the reason why there is none.
-        watch: Hears what runs.
-        profile: Whether stages are timed; on CUDA that slows the calls down.
+        watch: Called with the name of each run.
+        profile: Whether stages are timed; on CUDA that makes the calls slower.
         device: Where VBench runs.
         pbench: PBench scores by method, if the user has them.
-        floor: Whether dense runs once more, to say how far two dense runs are apart.
+        floor: Whether dense runs once more, to measure how far two dense runs are apart.
     """
     first = next(iter(settings.values()))
     baselines = [
@@ -159,7 +152,7 @@ def measure(
 
 
 def read_pbench(path: Path | None) -> dict[str, float] | None:
-    """Scores by the name of the method, from a JSON object; None without a file."""
+    """Scores by method name from a JSON object; None without a file."""
     if path is None:
         return None
     wanted = 'wanted a JSON object such as {"dense": 0.81, "anchored": 0.80}'
@@ -183,7 +176,7 @@ def _scores(
     pbench: Mapping[str, float] | None,
     missing: dict[str, str],
 ) -> dict[str, float]:
-    """What scores a clip without a reference: VBench where it is installed, PBench from the user's file."""
+    """Scores that need no reference: VBench's if it is installed, PBench's from the user's file."""
     scores: dict[str, float] = {}
     reason = installed()
     found = [] if reason else [vbench_clip(encode_mp4(to_pixels(clip), FPS), device) for clip in clips]
@@ -200,33 +193,28 @@ def _scores(
 
 def _row(name: str, found: Sequence[Comparison], scores: dict[str, float]) -> MethodRow:
     return MethodRow(
-        name, find_method(name).title,
-        density=mean([one.density for one in found]), cost=mean([one.cost for one in found]),
-        psnr=mean([one.quality.psnr for one in found]), ssim=mean([one.quality.ssim for one in found]),
-        lpips=mean([one.quality.lpips for one in found]), gmsd=mean([one.quality.gmsd for one in found]),
-        error=mean([one.report.total.error for one in found]),
-        pflops=mean([one.pflops(dense=False) for one in found]),
-        speedup=mean([one.speedup for one in found]),
+        method=name,
+        title=find_method(name).title,
         cpu_speedup=mean([one.cpu_speedup for one in found]),
-        seconds=fmean(one.sparse.median for one in found), waiting=mean([one.waiting for one in found]),
-        scores=scores, parts=_parts(found), physics=mean_physics([one.physics for one in found]),
-    )  # fmt: skip
+        waiting=mean([one.waiting for one in found]),
+        scores=scores,
+        parts=_parts(found),
+        **sparse_figures(found),
+    )
 
 
 def _dense_rows(
     found: Sequence[Comparison], baselines: Sequence[Baseline], scores: dict[str, float]
 ) -> list[MethodRow]:
-    """Dense, and dense again if that was measured."""
-    seconds = fmean(dense.timed.median for dense in baselines)
-    attention = mean([dense.attention_share for dense in baselines])
+    """The row of dense, and of the second dense run if there was one."""
+    means = dense_figures(found, baselines)
+    attention, seconds = mean([dense.attention_share for dense in baselines]), means["seconds"]
     parts = {}
     if attention is not None:
         parts = {"rest of the model": (1 - attention) * seconds, "dense": attention * seconds}
-    pflops = mean([one.pflops(dense=True) for one in found])
     dense = MethodRow(
-        DENSE, "dense (SDPA)", 1.0, 1.0, None, None, None, None, pflops, 1.0, 1.0, seconds, None, scores,
-        parts, physics=mean_dense_physics([one.physics for one in found]),
-    )  # fmt: skip
+        method=DENSE, title="dense (SDPA)", cpu_speedup=1.0, waiting=None, scores=scores, parts=parts, **means
+    )
     floor = mean_floor(baselines)
     if floor is None:
         return [dense]
@@ -238,7 +226,7 @@ def _dense_rows(
 
 
 def _parts(found: Sequence[Comparison]) -> dict[str, float]:
-    """Mean seconds by part of the runtime figure; nothing if stages were not timed."""
+    """Mean seconds of each part of the runtime figure; empty if stages were not timed."""
     if not all(one.report.total.stages for one in found):
         return {}
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
@@ -254,8 +242,7 @@ def _parts(found: Sequence[Comparison]) -> dict[str, float]:
 
 
 def table(rows: Sequence[MethodRow], title: str) -> Table:
-    """The columns of the paper's Table 1, and those that only Residua can fill; columns without any value
-    are left out."""
+    """The columns of the paper's Table 1 and those that only Residua can fill; empty columns are left out."""
     unit, factor = flops_unit(row.pflops for row in rows)
     columns = {
         "PSNR, dB": [_text(row.psnr, "{:.2f}") for row in rows],
@@ -282,7 +269,7 @@ def _text(value: float | None, form: str) -> str:
 
 
 def runtime(rows: Sequence[MethodRow]) -> list[Picture]:
-    """The stacked bars, or nothing if stages were not timed."""
+    """The stacked bars; empty if stages were not timed."""
     timed = [row for row in rows if row.parts]
     if len(timed) < 2:
         return []
@@ -293,7 +280,7 @@ def runtime(rows: Sequence[MethodRow]) -> list[Picture]:
 
 
 def disturbed(rows: Sequence[MethodRow]) -> list[str]:
-    """A warning where other work had so much of the machine that times say little about the methods."""
+    """A warning if other work had so much of the machine that the times say little about the methods."""
     worst = max((row.waiting or 0.0 for row in rows), default=0.0)
     if worst <= MAX_WAITING:
         return []
@@ -304,7 +291,7 @@ def disturbed(rows: Sequence[MethodRow]) -> list[str]:
 
 
 def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Report:
-    """Everything as one report.
+    """The whole report.
 
     Args:
         found: What was measured.
@@ -349,7 +336,7 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
 
 
 def result_files(found: Measured, facts: Mapping[str, Any], command: str) -> dict[str, bytes]:
-    """The report, and the frames of every method under each other."""
+    """The report, and the frames of every method one below the other."""
     pixels = {name: to_pixels(frames) for name, frames in found.clips.items()}
     made = make_report(found, facts, command).files()
     return {**made, "frames.png": encode_png(contact_sheet(pixels))}

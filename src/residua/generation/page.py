@@ -1,4 +1,4 @@
-"""The report of a comparison: one HTML file that needs nothing else, and the files around it."""
+"""The report of a comparison: one HTML file that loads nothing else, and the files around it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstructi
 
 @dataclass(frozen=True)
 class Card:
-    """One figure of the page's head."""
+    """One figure at the top of the page."""
 
     title: str
     value: str
@@ -45,7 +45,7 @@ class Card:
 
 
 def result_files(comparison: Comparison, fps: int, command: str) -> dict[str, bytes]:
-    """Every file of a comparison, by name."""
+    """Every file of a comparison by its name."""
     sparse = to_pixels(comparison.sparse.clip.frames)
     clips = {"sparse": sparse}
     if comparison.dense is not None:
@@ -65,7 +65,7 @@ def report_json(comparison: Comparison) -> bytes:
 
 
 def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
-    """Escapes everything that it is given; runs only its own script and loads nothing."""
+    """The page. Everything inserted is escaped; it runs only its own script and loads nothing."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -107,7 +107,7 @@ def _captions(comparison: Comparison) -> dict[str, str]:
 
 
 def _clips(comparison: Comparison, fps: int) -> list[dict[str, str]]:
-    """The sparse clip, over the dense one if there is one."""
+    """The sparse clip, and the dense one below it if there is one."""
     shown = [comparison.sparse.clip.frames]
     if comparison.dense is not None:
         shown.insert(0, comparison.dense.timed.clip.frames)
@@ -136,7 +136,7 @@ def _cards(comparison: Comparison) -> list[Card]:
         seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
     if comparison.cpu_speedup is not None:
         seconds += f"; {comparison.cpu_speedup:.2f}x in processor time"
-    weights = comparison.quality.lpips is not None  # without them the small print says why
+    weights = comparison.quality.lpips is not None  # without the weights a footnote says why
     return [
         Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
         Card("Cost", _number(comparison.cost, "{:.1%}"), _cost_remark(comparison)),
@@ -158,7 +158,7 @@ def _physics_cards(comparison: Comparison) -> list[Card]:
 
 
 def _quality_card(comparison: Comparison, title: str, form: str, remark: str) -> Card:
-    """A metric, and beside it how far two dense videos are apart by it."""
+    """A metric, with its value between two dense videos beside it."""
     name, found, floor = title.lower(), comparison.quality, comparison.floor
     lowest = None if floor is None else floor_text(floor, name, form)
     if lowest is not None:
@@ -167,11 +167,11 @@ def _quality_card(comparison: Comparison, title: str, form: str, remark: str) ->
 
 
 def _physics(comparison: Comparison) -> dict[str, Any] | None:
-    """Paths and figures of the balls; None but for clips of the model in the box."""
+    """Paths and figures of the balls; None except for clips of the model in the box."""
     found = comparison.physics
     if found is None:
         return None
-    # Sparse is drawn last, over the others.
+    # Sparse comes last, so that it is drawn over the others.
     paths = [
         _path(kind, track)
         for kind, tracks in (("truth", found.truth), ("dense", found.dense), ("sparse", found.sparse))
@@ -195,7 +195,7 @@ def _physics(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _path(kind: str, track: Track) -> dict[str, str]:
-    """`points_by_frame` has a word for every frame, `-` where the ball is not seen."""
+    """`points_by_frame` has one entry per frame, `-` where the ball is not seen."""
     seen = track.seen
     places = [f"{x:.2f},{y:.2f}" if ok else "-" for (x, y), ok in zip(track.centre + 0.5, seen, strict=True)]
     points = " ".join(place for place in places if place != "-")
@@ -236,7 +236,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _layers(comparison: Comparison) -> list[dict[str, Any]]:
-    """What each layer did. Bars of cost are percentages of dense attention, those of error of the longest."""
+    """What each layer did. Bars of cost are percentages of dense attention, bars of error are relative to the
+    largest."""
     layers = [
         (transformer.name, layer)
         for transformer in comparison.report.transformers
@@ -247,7 +248,7 @@ def _layers(comparison: Comparison) -> list[dict[str, Any]]:
         {
             "name": layer.name if len(comparison.report.transformers) == 1 else f"{owner}.{layer.name}",
             "cost": layer.cost,
-            "cost_bar": 100 * min(1.0, layer.cost or 0.0),  # heads that ran dense were probed before
+            "cost_bar": 100 * min(1.0, layer.cost or 0.0),  # above 1 if dense heads were probed
             "density": layer.density,
             "error": layer.error,
             "error_bar": 100 * (layer.error or 0.0) / longest,
@@ -261,7 +262,7 @@ def _layers(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _stages(comparison: Comparison) -> list[dict[str, Any]]:
-    """Where the time of the sparse generation went; the last parts are dense calls and everything else."""
+    """Where the time of the sparse generation went; dense calls and everything else come last."""
     total = comparison.report.total
     if not total.stages:
         return []

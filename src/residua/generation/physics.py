@@ -1,5 +1,5 @@
-"""Do the balls still move as they should? Only clips of the model in the box can tell: their prompts say
-which balls there are, and the simulator where they ought to be (`residua.world.physics`)."""
+"""Whether the balls still move as they should. Only for clips of the model in the box: their prompts say
+which balls there are, and the simulator says where they ought to be (`residua.world.physics`)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ COLUMNS = ("method", "radii off the dense path", "off the simulator's", "balls l
 
 @dataclass(frozen=True)
 class RunPhysics:
-    """Where the balls of a sparse clip are, where those of the dense clip, and where they ought to be."""
+    """Where the balls are in a sparse clip and in the dense clip, and where they ought to be."""
 
     sparse: list[Track]
     dense: list[Track] | None  # None: there is no dense clip
-    truth: list[Track] | None  # the simulator's; None: the first frame was given, so nobody knows
+    truth: list[Track] | None  # the simulator's; None: the first frame was given, the paths are unknown
 
     @property
     def from_dense(self) -> Physics | None:
@@ -46,7 +46,7 @@ class RunPhysics:
 
     @property
     def dense_from_truth(self) -> Physics | None:
-        """The dense clip against the simulator: what the model itself gets wrong."""
+        """The dense clip against the simulator: the model's own errors."""
         return None if self.dense is None else _compared(self.dense, self.truth)
 
     def to_dict(self) -> dict[str, Any]:
@@ -60,24 +60,24 @@ class RunPhysics:
 
 @dataclass(frozen=True)
 class PhysicsRow:
-    """The physics of one way to generate, over all prompts; distances in radii, means over the prompts."""
+    """The physics of one way to generate; distances in radii, means over the prompts."""
 
     from_dense: float | None
     from_truth: float | None
-    lost: int  # balls, against the simulator where it is known, else against the dense clip
+    lost: int  # balls, against the simulator if its paths are known, else against the dense clip
     balls: int
-    missed: int  # bounces, the same way
+    missed: int  # bounces, against the same reference
     bounces: int
 
 
 def run_physics(
     pipe: Any, request: Request, sparse: np.ndarray, dense: np.ndarray | None
 ) -> RunPhysics | None:
-    """The physics of a clip, or None if its model is not the one in the box.
+    """The physics of a clip; None if its model is not the one in the box.
 
     Args:
-        pipe: That made it.
-        request: What it was asked for.
+        pipe: The pipeline that made the clip.
+        request: What it was asked to generate.
         sparse: Frames [T, H, W, 3] in [0, 1].
         dense: The dense clip of the same request, if there is one.
     """
@@ -97,7 +97,7 @@ def run_physics(
 
 
 def mean_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
-    """Of the sparse clips of several prompts; None if one has no physics."""
+    """Mean over the sparse clips of several prompts; None if one has no physics."""
     known = [one for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
@@ -105,7 +105,7 @@ def mean_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
 
 
 def mean_dense_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
-    """Of the dense clips of several prompts against the simulator; None if one has no physics."""
+    """Mean over the dense clips of several prompts, against the simulator; None if one has no physics."""
     known = [one.dense_from_truth for one in found if one is not None]
     if not known or len(known) < len(found):
         return None
@@ -113,7 +113,7 @@ def mean_dense_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
 
 
 def physics_table(rows: Mapping[str, PhysicsRow | None], emphasis: str | None = None) -> list[Table]:
-    """The physics of several ways to generate, by their names; no table if there is none to tell."""
+    """A table of the physics of several ways to generate, by name; no table if none has any."""
     known = {name: row for name, row in rows.items() if row is not None}
     lines = tuple(
         (
@@ -139,7 +139,7 @@ def _row(dense: Sequence[Physics | None], truth: Sequence[Physics | None]) -> Ph
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None if one is missing: a mean over other clips is not comparable."""
+    """The mean; None if a value is missing, because a mean over other clips is not comparable."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 

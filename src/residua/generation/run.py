@@ -1,4 +1,4 @@
-"""One generation: what is asked of a pipeline, and the clip with its time."""
+"""One generation: the request to a pipeline, and the clip with its time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ARGUMENTS = {
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate; None leaves it to the pipeline."""
+    """What to generate; None leaves a value to the pipeline."""
 
     prompt: str
     seed: int = 0
@@ -53,7 +53,7 @@ class Request:
             raise InputError(f"seed={self.seed}: wanted a whole number from 0 to 2^63 - 1")
 
     def arguments(self, pipe: Any) -> dict[str, Any]:
-        """As keywords of the pipeline; what it does not take is refused, never dropped."""
+        """The request as keywords of the pipeline; raises for a value that the pipeline does not take."""
         known = inspect.signature(type(pipe).__call__).parameters
         given = {ours: getattr(self, ours) for ours in ARGUMENTS if getattr(self, ours) is not None}
         refused = [ours for ours in given if ARGUMENTS[ours] not in known]
@@ -68,17 +68,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """A clip and the time it took, from the call of the pipeline to its frames."""
+    """A clip and its time, from the call of the pipeline to the frames."""
 
     frames: np.ndarray  # [T, H, W, 3] in [0, 1]
     seconds: float
-    cpu_seconds: float  # of all threads: what other programs took away is not in it
+    cpu_seconds: float  # of all threads; does not include what other programs used
     step_seconds: tuple[float, ...]
     waited: float | None = None  # seconds in which it was ready to run and other work had the core
 
 
 def generate(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
-    """Runs the pipeline once, everything timed."""
+    """Runs the pipeline once and measures its time."""
     arguments = request.arguments(pipe)
     with _watched(pipe, progress) as ticks:
         _synchronise()
@@ -105,7 +105,7 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 def _clip(result: Any) -> np.ndarray:
-    """The first clip of whatever a pipeline returned; Cosmos3 calls it `video`."""
+    """The first clip of whatever a pipeline returned; Cosmos3 names it `video`."""
     batch = getattr(result, "frames", None)
     batch = getattr(result, "video", None) if batch is None else batch
     if batch is None:
@@ -118,7 +118,7 @@ def _clip(result: Any) -> np.ndarray:
 
 
 class _Bar:
-    """Stands in for tqdm inside a pipeline."""
+    """Replaces tqdm inside a pipeline."""
 
     def __init__(self, total: int, ticks: list[float], progress: Progress | None) -> None:
         self._total, self._ticks, self._progress = total, ticks, progress
@@ -142,7 +142,8 @@ class _Bar:
 
 @contextmanager
 def _watched(pipe: Any, progress: Progress | None) -> Iterator[list[float]]:
-    """Every pipeline of diffusers reports its steps to `self.progress_bar`; callbacks are not universal."""
+    """Reports steps through `self.progress_bar`, which every pipeline of diffusers uses; not all have
+    callbacks."""
     ticks: list[float] = []
 
     def progress_bar(iterable: Any = None, total: int | None = None) -> Any:
@@ -164,7 +165,7 @@ def _each(items: Any, bar: _Bar) -> Iterator[Any]:
 
 
 def _waited() -> float | None:
-    """Seconds that this thread has waited for a core so far; None where the system does not tell."""
+    """Seconds that this thread has waited for a core so far; None where the system does not report it."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

@@ -15,22 +15,14 @@ from ..integration import find_quality
 from ..lab.tables import Table
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
-from .comparison import (
-    Baseline,
-    Comparison,
-    Sparsity,
-    Watch,
-    against,
-    dense_baseline,
-    machine,
-    mean,
-    mean_floor,
-)
+from .averages import dense_figures, mean_floor, sparse_figures
+from .comparison import Baseline, Comparison, Watch, against, dense_baseline, machine
 from .floor import MEANING
 from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
-from .physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table
+from .physics import PhysicsRow, physics_table
 from .run import Request
+from .sparsity import Sparsity
 
 OURS = "response, anchored"  # the line of this project's method
 FILES = ("compare.md", "compare.json", "compare.png")
@@ -54,8 +46,8 @@ PANELS = (("cost", "psnr"), ("speedup", "psnr"), ("density", "psnr"), ("density"
 
 @dataclass(frozen=True)
 class Row:
-    """One setting, averaged over the prompts; None was not measured, or not asked for. With a `max_error` the
-    `target` is the most that may be spent. `cost` is the sparse calls' share of dense attention, all in."""
+    """One setting, averaged over the prompts; None: not measured or not asked for. With `max_error`, `target`
+    is the most that may be spent. `cost` is that of the sparse calls, as a share of dense attention."""
 
     partition: str
     reconstruction: str
@@ -76,7 +68,7 @@ class Row:
 
     @property
     def line(self) -> str:
-        """What it is compared along with."""
+        """The line of the plot that this setting belongs to."""
         if self.quality is not None:
             return "quality"
         bounded = "" if self.max_error is None else ", by max error"
@@ -88,7 +80,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Short, for a terminal; the density is in a column of its own."""
+        """Short name for a terminal; the density has a column of its own."""
         if self.is_dense:
             return self.partition
         if self.quality is not None:
@@ -105,8 +97,8 @@ def settings(
     max_errors: Sequence[float] = (),
     qualities: Sequence[str] = (),
 ) -> list[Sparsity]:
-    """Every combination, validated before anything runs. An error bound may spend the largest of the
-    densities; a quality brings its own partition, reconstruction and density."""
+    """Every combination, validated before anything runs. A setting with an error bound may spend the largest
+    of the densities; a quality has its own partition, reconstruction and density."""
     configs = [
         Config(density=density, partition=partition, reconstruction=reconstruction)
         for partition, reconstruction, density in itertools.product(partitions, reconstructions, densities)
@@ -143,8 +135,8 @@ def rows_so_far(
     watch: Watch,
     floor: bool = True,
 ) -> Iterator[tuple[list[Row], int]]:
-    """The rows so far and the video tokens, each time a setting is finished; dense comes first, then dense
-    again, if the `floor` is wanted."""
+    """Yields the rows so far and the video tokens after each setting; dense comes first, then the second
+    dense run if the `floor` is wanted."""
     baselines = [
         dense_baseline(pipe, request, todo[0], watch, floor=floor, lpips=lpips) for request in requests
     ]
@@ -172,7 +164,7 @@ def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]
 
 
 def in_readable_flops(rows: Sequence[Row]) -> tuple[str, list[Row]]:
-    """The rows with their `pflops` in a unit that can be read, and that unit."""
+    """The rows with their `pflops` in a unit that is easy to read, and that unit."""
     unit, factor = flops_unit(row.pflops for row in rows)
     return unit, [row if row.pflops is None else replace(row, pflops=factor * row.pflops) for row in rows]
 
@@ -208,7 +200,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
 
 
 def physics_tables(rows: Sequence[Row]) -> list[Table]:
-    """One table of the physics, or none for other models."""
+    """One table of the physics; none for other models."""
     return physics_table({_asked(row): row.physics for row in rows})
 
 
@@ -227,8 +219,8 @@ def floor_remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def plot(rows: Sequence[Row]) -> bytes:
-    """What quality costs, one line per partition and reconstruction; the points of a line are in the order of
-    what was asked for, so that a noisy speed-up does not tangle it."""
+    """Quality over cost, one line per partition and reconstruction. The points of a line are ordered by what
+    was asked for, so that a noisy speed-up does not tangle it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -238,7 +230,7 @@ def plot(rows: Sequence[Row]) -> bytes:
     sparse = [row for row in rows if not row.is_dense]
     lowest = next((row.psnr for row in rows if row.partition == DENSE_AGAIN), None)
     names = list(dict.fromkeys(row.line for row in sparse))
-    chosen = palette.colours(names, OURS if OURS in names else None)
+    chosen = palette.colours(names, OURS)
     for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
         for line, colour in chosen.items():
             _draw(axis, x, y, [row for row in sparse if row.line == line], colour)
@@ -274,41 +266,19 @@ def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
         quality=sparsity.quality,
         max_error=config.max_error,
         target=config.density,
-        cost=mean([one.cost for one in found]),
-        density=mean([one.density for one in found]),
-        psnr=mean([one.quality.psnr for one in found]),
-        ssim=mean([one.quality.ssim for one in found]),
-        lpips=mean([one.quality.lpips for one in found]),
-        gmsd=mean([one.quality.gmsd for one in found]),
-        error=mean([one.report.total.error for one in found]),
-        pflops=mean([one.pflops(dense=False) for one in found]),
-        speedup=mean([one.speedup for one in found]),
-        seconds=mean([one.sparse.median for one in found]),
-        physics=mean_physics([one.physics for one in found]),
+        **sparse_figures(found),
     )
 
 
 def _dense_rows(found: list[Comparison], baselines: list[Baseline]) -> list[Row]:
-    """Dense, and dense again if that was measured."""
-    pflops = mean([one.pflops(dense=True) for one in found])
-    seconds = mean([dense.timed.median for dense in baselines])
-    physics = mean_dense_physics([one.physics for one in found])
+    """The row of dense, and of the second dense run if there was one."""
     dense = Row(
-        "dense",
-        "-",
-        None,
-        None,
-        None,
-        1.0,
-        1.0,
-        None,
-        None,
-        None,
-        None,
-        pflops,
-        1.0,
-        seconds,
-        physics=physics,
+        partition="dense",
+        reconstruction="-",
+        quality=None,
+        max_error=None,
+        target=None,
+        **dense_figures(found, baselines),
     )
     floor = mean_floor(baselines)
     if floor is None:

@@ -1,8 +1,9 @@
-"""The cheapest setting that keeps a target: a few generations, one bisection, and a check on others.
+"""Finds the cheapest setting that keeps a target: a few generations, one bisection, and a check on other
+clips.
 
-What is searched is the density of the shared budget (`Config(balance=True)`). Its guard moves with it along
-the line of the named qualities, so that one number says how much a run may spend and how far off a single
-head may be. More density means less error, so that the search may halve an interval; where noise breaks that
+The search is over the density of the shared budget (`Config(balance=True)`). The error bound of single heads
+changes with it as in the named qualities, so that one number sets both how much a run may spend and how far
+off a head may be. More density means less error, so the search can halve an interval; where noise breaks that
 rule, the result is still a setting that was measured to keep the target.
 """
 
@@ -20,14 +21,16 @@ from ..errors import InputError
 from ..integration import QUALITIES, Profile
 from ..integration.quality import DEFAULT_QUALITY
 from ..lab.video_quality import Lpips
-from .comparison import Baseline, Comparison, Sparsity, Watch, against, dense_baseline, machine, mean
+from .averages import mean
+from .comparison import Baseline, Comparison, Watch, against, dense_baseline, machine
 from .run import Request
+from .sparsity import Sparsity
 
-TUNING, HELD_OUT = "tuning", "held out"  # the clips that are searched on, and those that verify
+TUNING, HELD_OUT = "tuning", "held out"  # the clips for the search, and those for the check
 MIN_DENSITY = 0.02
-FINE_ENOUGH = 1.12  # two densities nearer than this cost nearly the same
+FINE_ENOUGH = 1.12  # the search stops when two densities are this close: they cost nearly the same
 GUARDS = (0.03, 0.4)
-# Qualities have max_error x density near this: .014, .012, .012.
+# In the named qualities max_error x density is near this: .014, .012, .012.
 GUARD_TIMES_DENSITY = 0.012
 
 
@@ -36,7 +39,7 @@ Floor = dict[str, float]  # metric -> its value between two dense runs
 
 @dataclass(frozen=True)
 class Target:
-    """What must be kept, on every prompt and seed: a PSNR in dB, an LPIPS, or an error of attention."""
+    """What every prompt and seed must keep: a PSNR in dB, an LPIPS, or an error of attention."""
 
     metric: str  # psnr, lpips or error
     value: float
@@ -62,15 +65,15 @@ class Target:
 
 
 class Unreachable(InputError):
-    """No setting keeps the target; the message has the best that was found."""
+    """No setting keeps the target; the message names the best one that was found."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting on all prompts and seeds: the worst of what the target asks for, means of the rest."""
+    """One setting on all prompts and seeds: the worst value of the target's metric, means of the rest."""
 
     sparsity: Sparsity
-    worst: float  # of the target's metric; infinite PSNR: identical videos
+    worst: float  # of the target's metric; an infinite PSNR means identical videos
     kept: bool
     cost: float  # of all calls, as a share of dense attention
     psnr: float | None
@@ -93,13 +96,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Clips:
-    """Requests with their dense clips."""
+    """Requests and their dense clips."""
 
     requests: tuple[Request, ...]
     baselines: tuple[Baseline, ...]
 
     def floor(self) -> Floor:
-        """PSNR and LPIPS between two dense runs, the worst of all clips; empty if not measured."""
+        """PSNR and LPIPS between two dense runs, the worst over all clips; empty if not measured."""
         floors = [one.floor for one in self.baselines if one.floor is not None]
         found: Floor = {}
         for metric, worst in (("psnr", min), ("lpips", max)):
@@ -112,7 +115,7 @@ class Clips:
 
 @dataclass
 class Log:
-    """What a search did, also if it failed: trials and floors, by the clips that they were measured on."""
+    """What a search did, even if it failed: trials and floors, by the clips they were measured on."""
 
     hear: Callable[[str, Trial], None]  # called with every new trial
     trials: dict[str, list[Trial]] = field(default_factory=lambda: {TUNING: [], HELD_OUT: []})
@@ -126,7 +129,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What came out: the chosen setting as it did on the tuning clips and on others."""
+    """The result: how the chosen setting did on the tuning clips and on the held-out ones."""
 
     target: Target
     chosen: Trial
@@ -135,7 +138,7 @@ class Tuned:
 
 
 def setting(density: float, base: Sparsity | None = None) -> Sparsity:
-    """The shared budget of that density, with its guard."""
+    """The shared budget of that density, with its error bound."""
     low, high = GUARDS
     guard = round(min(high, max(low, GUARD_TIMES_DENSITY / density)), 4)
     config = Config(balance=True, density=round(density, 4), max_error=guard)
@@ -143,8 +146,8 @@ def setting(density: float, base: Sparsity | None = None) -> Sparsity:
 
 
 def densities(tries: int, kept: Callable[[float], bool]) -> Iterator[float]:
-    """The densities to try, from the default quality outwards until the border lies between two of them, then
-    halving the gap. `kept` says how a density that was yielded did; at most `tries` of them.
+    """The densities to try: from the default quality outwards until the limit lies between two of them, then
+    halving the gap. `kept` says whether a density that was yielded kept the target; at most `tries` of them.
 
     >>> list(densities(3, lambda density: density >= 0.1))
     [0.06, 0.12, 0.0849]
@@ -184,10 +187,10 @@ def measure_dense(
 
 
 def check_floor(target: Target, floor: float | None) -> None:
-    """Refuses a target that a second dense run does not keep: no sparse run can be expected to."""
+    """Refuses a target that a second dense run does not keep, because no sparse run can be expected to."""
     if floor is not None and not target.kept_by(floor):
         raise Unreachable(
-            f"{target} cannot be asked of any setting: two dense runs of this model differ by "
+            f"{target} cannot be kept by any setting: two dense runs of this model differ by "
             f"{target.text(floor)} (the floor); ask for less than the floor, or for --target-error"
         )
 
@@ -231,23 +234,23 @@ def tune(
     floor: bool = True,
 ) -> Tuned:
     """Searches on the tuning clips, then checks the cheapest setting that keeps the target on the held-out
-    ones. If it fails there, the next dearer one that was tried takes its place.
+    clips. If it fails there, the next more expensive setting that was tried takes its place.
 
     Args:
         pipe: The pipeline, not accelerated.
         model: Its name.
         tuning: What to generate while searching.
-        held_out: What to generate to verify.
+        held_out: What to generate for the check.
         target: What must be kept.
         base: Dense steps and layers and `min_tokens` of every setting; its config is replaced.
         lpips: A network, or the reason why there is none.
-        watch: Hears what runs.
+        watch: Called with the name of each run.
         log: Keeps what was done.
         tries: The most settings that are tried.
         floor: Whether dense runs twice.
 
     Returns:
-        What came out; `Unreachable` if nothing keeps the target.
+        The result; raises `Unreachable` if nothing keeps the target.
     """
 
     def dense(where: str, requests: Sequence[Request]) -> Clips:
@@ -322,7 +325,7 @@ def _measured(found: Comparison, target: Target) -> float:
 
 
 def _distance(quality: Any, metric: str) -> float | None:
-    """A metric of two videos; an infinite PSNR where they are identical."""
+    """A metric of two videos; an infinite PSNR if they are identical."""
     value: float | None = getattr(quality, metric)
     if value is None and metric == "psnr" and "identical" in quality.not_measured.get(metric, ""):
         return math.inf

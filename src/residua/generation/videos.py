@@ -1,5 +1,5 @@
 """Frames as files: mp4, animated WebP, contact sheet. Everything is encoded in memory, so that a file is
-written whole or not at all."""
+written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 from ..errors import InputError
 
-MIN_PIXELS = 384  # smaller clips are enlarged: chroma subsampling and players are unkind to 64 pixels
+MIN_PIXELS = 384  # smaller clips are enlarged: chroma subsampling and players blur 64 pixels
 LABEL = 22  # height of a caption
 PAPER, INK = (255, 255, 255), (30, 30, 40)
-# Of the difference, from nothing to the end of its scale: black, amber, white.
+# Colours of the difference, from 0 to the end of the scale: black, amber, white.
 HEAT = ((0.0, (8, 10, 16)), (0.45, (150, 74, 32)), (0.8, (229, 178, 90)), (1.0, (255, 255, 255)))
-MOST = 99.9  # per cent of the pixels are within the scale of the difference
+MOST = 99.9  # per cent of the pixels lie within the scale of the difference
 
 
 def to_pixels(video: Any) -> np.ndarray:
-    """What a pipeline returned for one clip, floats in [0, 1] or PIL images.  # [T, H, W, 3] uint8"""
+    """One clip as a pipeline returned it, floats in [0, 1] or PIL images, as pixels.  # [T, H, W, 3] uint8"""
     frames = np.stack([np.asarray(frame) for frame in video])
     if frames.ndim != 4 or frames.shape[-1] != 3:
         raise InputError(f"frames of shape {list(frames.shape)}: wanted [frames, height, width, 3]")
@@ -32,8 +32,8 @@ def to_pixels(video: Any) -> np.ndarray:
 
 
 def enlarged(pixels: np.ndarray, least: int = MIN_PIXELS) -> np.ndarray:
-    """A whole number of times larger, until the shorter side has `least`; smoothed, because edges of large
-    pixels would be taken for errors of the model."""
+    """Enlarges by a whole number until the shorter side has `least` pixels; smoothed, because the edges of
+    large pixels would look like errors of the model."""
     from PIL import Image
 
     factor = max(1, -(-least // min(pixels.shape[-3:-1])))
@@ -57,7 +57,7 @@ def encode_mp4(pixels: np.ndarray, fps: int) -> bytes:
         stream = container.add_stream("libx264", rate=Fraction(fps))
         stream.height, stream.width = pixels.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        # A key frame every few frames keeps a slider exact and quick.
+        # A key frame every few frames makes a slider exact and fast.
         stream.options = {"crf": "14", "preset": "medium", "g": "4", "bf": "0"}
         for frame in pixels:
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
@@ -88,14 +88,14 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def difference(video: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, float]:
-    """Where two clips differ, in colours that are scaled to what is there.
+    """Where two clips differ, in colours scaled to the largest differences.
 
     Args:
         video: [T, H, W, 3] in [0, 1].
         reference: The same shape.
 
     Returns:
-        Pixels [T, H, W, 3], black where the clips agree, and the difference that is white, of values in
+        Pixels [T, H, W, 3], black where the clips agree, and the difference that is shown white, of values in
         [0, 1]: all but a thousandth of the pixels differ by less. 0 if the clips agree.
     """
     gap = np.abs(video.astype(np.float32) - reference.astype(np.float32)).max(-1)  # [T, H, W]
@@ -130,7 +130,7 @@ def _captioned(pixels: np.ndarray, caption: str, gap: int) -> np.ndarray:
 
 
 def _padded(pixels: np.ndarray, gap: int) -> np.ndarray:
-    """A margin of paper around each frame, half of it on either side."""
+    """A margin around each frame, half of it on either side."""
     return np.pad(pixels, ((0, 0), (gap // 2,) * 2, (gap // 2,) * 2, (0, 0)), constant_values=PAPER[0])
 
 

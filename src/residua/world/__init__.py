@@ -1,7 +1,7 @@
 """A small world model that ships with the package: balls that are thrown, fall, bounce and collide.
 
 The architecture is Wan's (diffusers' `WanTransformer3DModel`), small enough for two CPU cores: dense and
-sparse attention can be compared on something trained, without a download. See MODEL_CARD.md beside this file.
+sparse attention can be compared on a trained model without a download. See MODEL_CARD.md beside this file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def load_pipeline(
     """The pipeline with trained weights.
 
     Args:
-        folder: The shipped weights unless another folder is named.
-        torch_dtype: float32 unless told otherwise.
+        folder: Folder of the weights; None: those of the package.
+        torch_dtype: Precision of the weights; None: float32.
         device: Where to put the model.
 
     Returns:

@@ -30,7 +30,7 @@ LEVELS = (0.95, 0.8, 0.5)
 
 
 class _Recorder(TorchFunctionMode):
-    """Sees every attention call while active, whatever processor makes it."""
+    """Records every attention call while active, whichever processor makes it."""
 
     def __init__(self, queries: int, mass: float, generator: torch.Generator) -> None:
         super().__init__()
@@ -75,17 +75,17 @@ def attention_concentration(
     levels: tuple[float, ...] = LEVELS,
     seed: int = 0,
 ) -> Tensor:
-    """Share of keys that hold most of the attention.
+    """Share of the keys that hold most of the attention.
 
     Args:
-        pipeline: With the weights to look at.
-        num_frames: Of the clips.
-        size: Of a frame in pixels.
+        pipeline: The pipeline to look at.
+        num_frames: Frames of a clip.
+        size: Width and height of a frame in pixels.
         queries: Random rows per call.
-        mass: What the keys must hold.
-        prompts: Of the clips.
-        levels: Of noise.
-        seed: Of noise and rows.
+        mass: Share of the attention that the keys must hold.
+        prompts: Prompts of the clips.
+        levels: Levels of noise.
+        seed: Seed of noise and rows.
 
     Returns:
         [levels, layers, heads].

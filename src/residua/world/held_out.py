@@ -1,12 +1,12 @@
-"""The scenes of every study, in one place: settings are chosen on some and reported on others.
+"""The scenes of all studies in one place: settings are chosen on some and reported on others.
 
-Each prompt stands for one clip, because `default_layout` puts its ball at a place of its own. Training draws
-its layouts from other series of random numbers, so none of these clips was seen.
+Each prompt stands for one clip, because `default_layout` gives its ball a place of its own. Training draws
+its layouts from other random numbers, so the model has seen none of these clips.
 """
 
 from __future__ import annotations
 
-# What the demo and single runs show unless told otherwise.
+# The default prompt of the demo and of single runs.
 DEMO_PROMPT = "a red rubber ball lobbed left on a sand floor in the morning"
 
 # For choosing settings, presets and defaults; never for a published figure.
@@ -42,4 +42,4 @@ REPORT_PROMPTS = (
 )
 
 SETS = {"tuning": TUNING_PROMPTS, "report": REPORT_PROMPTS}
-SEEDS = {"tuning": 1_000, "report": 0}  # of the noise
+SEEDS = {"tuning": 1_000, "report": 0}  # seeds of the noise

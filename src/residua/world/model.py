@@ -1,8 +1,9 @@
 """The world model: a small WanTransformer3DModel in pixel space and a learned prompt table.
 
-The transformer is given the noisy clip, the first frame with a mask that says where it is valid (as in
-Wan2.2-I2V), and coordinate channels: RoPE only knows offsets, and so small a model needs to know its place.
-It predicts the clean clip x0; with x_s = (1 - s) x0 + s noise, the flow-matching velocity is (x_s - x0) / s.
+The transformer gets the noisy clip, the first frame with a mask that says where it is valid (as in
+Wan2.2-I2V), and coordinate channels: RoPE only encodes offsets, and so small a model needs absolute
+positions. It predicts the clean clip x0; with x_s = (1 - s) x0 + s noise, the flow-matching velocity is (x_s
+- x0) / s.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ PATCH = 4
 TEXT_DIM = 128
 NULL_WORD, NO_BALL = "<null>", "<none>"
 WORDS = (NULL_WORD, NO_BALL, *FLOORS, *TIMES, *COLOURS, *MATERIALS, *MOTIONS)
-CONTEXT_TOKENS = 1 + MAX_BALLS  # the place, and each ball
-# (raw value plus sine and cosine) of these multiples of pi
+CONTEXT_TOKENS = 1 + MAX_BALLS  # one for floor and time of day, and one for each ball
+# coordinates enter as they are, and as sines and cosines of these multiples of pi
 _SPACE_FREQUENCIES, _TIME_FREQUENCIES = (1.0, 2.0, 4.0), (0.5, 1.0, 2.0, 4.0)
 COORDINATE_CHANNELS = 2 * (1 + 2 * len(_SPACE_FREQUENCIES)) + 1 + 2 * len(_TIME_FREQUENCIES)
 IN_CHANNELS = 3 + 3 + 1 + COORDINATE_CHANNELS  # noisy clip, first frame, mask, coordinates
@@ -47,9 +48,9 @@ TRANSFORMER_CONFIG: dict[str, Any] = {
 
 
 class PromptTable(ModelMixin, ConfigMixin):  # type: ignore[misc]
-    """The text encoder: one learned vector per word, and a context token for the place and for each ball, the
-    sum of their words, so that colour, material and motion of a ball stay together. `max_balls` records how
-    many balls the clips had that it was trained on."""
+    """The text encoder: one learned vector per word. There is one context token for floor and time of day and
+    one for each ball, each the sum of its words, so that colour, material and motion of a ball stay together.
+    `max_balls` records how many balls the training clips had at most."""
 
     @register_to_config
     def __init__(
@@ -109,18 +110,18 @@ def build_model(
     num_layers: int = TRANSFORMER_CONFIG["num_layers"],
     max_balls: int = MAX_BALLS,
 ) -> WorldModel:
-    """A freshly initialised model. Branches start at zero and nothing favours neighbours: whatever sparsity
-    the attention shows later was learned.
+    """A freshly initialised model. Residual branches start at zero and nothing favours neighbours: any
+    sparsity that the attention shows later was learned.
 
     Args:
         generator: The only source of randomness.
-        num_layers: Of the transformer.
+        num_layers: Layers of the transformer.
         max_balls: Recorded in the prompt table.
 
     Returns:
         Transformer and prompt table.
     """
-    # The constructor's own initialisation, replaced below, draws from the global generator.
+    # The constructor initialises from the global generator; these weights are replaced below.
     with torch.random.fork_rng(devices=[]):
         transformer = WanTransformer3DModel(**(TRANSFORMER_CONFIG | {"num_layers": num_layers}))
     table = PromptTable(max_balls=max_balls)
@@ -148,7 +149,7 @@ def axes(num_frames: int, height: int, width: int) -> tuple[Tensor, Tensor, Tens
     """Coordinates of frames, rows and columns.
 
     Args:
-        num_frames: Of the clip.
+        num_frames: Frames of the clip.
         height: In pixels.
         width: In pixels.
 
@@ -161,7 +162,7 @@ def axes(num_frames: int, height: int, width: int) -> tuple[Tensor, Tensor, Tens
 
 
 def coordinate_features(x: Tensor, y: Tensor, time: Tensor) -> Tensor:
-    """What the transformer is told about places: values, sines and cosines.
+    """What the transformer is told about positions: values, sines and cosines.
 
     Args:
         x: In [-1, 1], of any shape S.
@@ -182,11 +183,11 @@ def coordinate_features(x: Tensor, y: Tensor, time: Tensor) -> Tensor:
 
 
 def condition_channels(first_frame: Tensor, num_frames: int) -> Tensor:
-    """The channels beside the noisy clip.
+    """The input channels other than the noisy clip.
 
     Args:
         first_frame: [B, 3, H, W] in [-1, 1].
-        num_frames: Of the clip.
+        num_frames: Frames of the clip.
 
     Returns:
         First frame, its mask and coordinates, [B, IN_CHANNELS - 3, T, H, W].
@@ -222,17 +223,17 @@ def forward_tokens(
     context: Tensor,
     blocks: Sequence[Callable[..., Tensor]] | None = None,
 ) -> Tensor:
-    """The transformer on any subset of a clip's tokens at their true positions. On all tokens it equals the
-    model's own forward. Attention makes the cost of a clip quadratic in its length; subsets let training see
-    long clips cheaply.
+    """The transformer on any subset of a clip's tokens at their true positions; on all tokens it equals the
+    model's own forward. The cost of a clip is quadratic in its length, so subsets make training on long clips
+    affordable.
 
     Args:
         transformer: The model.
         tokens: [B, N, IN_CHANNELS * 16].
         rope: Rotary embedding of these tokens, [B, N, 1, head_dim] each.
         timestep: [B], noise level times 1000.
-        context: Of the prompts, [B, CONTEXT_TOKENS, TEXT_DIM].
-        blocks: Stand in for the transformer's own (compiled ones).
+        context: Context of the prompts, [B, CONTEXT_TOKENS, TEXT_DIM].
+        blocks: Used instead of the transformer's own (compiled ones).
 
     Returns:
         Predicted clean tokens [B, N, 3 * 16].
@@ -245,5 +246,5 @@ def forward_tokens(
         hidden = block(hidden, context, projection, rope)
     shift, scale = (transformer.scale_shift_table + time[:, None]).chunk(2, dim=1)
     output = transformer.proj_out(transformer.norm_out(hidden.float()) * (1 + scale) + shift)
-    # Wan's output is pixel-major, its input channel-major; hand back the input's order.
+    # Wan's output is pixel-major, its input channel-major; return the input's order.
     return output.unflatten(2, (PATCH**2, 3)).transpose(2, 3).flatten(2)

@@ -1,7 +1,7 @@
 """Physics as a metric: do the balls of a clip still move as they should?
 
-Balls are found by their colour, which is known from the prompt, and their paths are compared with those in
-another video (the dense one) or with the simulator's. Pixels say little about this: a ball that bounces a
+Balls are found by their colour, which the prompt names, and their paths are compared with those in another
+video (the dense one) or with the simulator's. Pixel metrics say little about this: a ball that bounces a
 moment too late costs few decibels, and a ball that dissolves for three frames hardly any.
 """
 
@@ -18,16 +18,16 @@ from .renderer import frame_times, project
 from .scenes import COLOURS, Layout, Scene
 from .simulator import Paths, simulate
 
-# A pixel belongs to a ball if it is this saturated, not black, and its hue is this near (degrees).
+# A pixel belongs to a ball if it is at least this saturated, not black, and its hue is this near (degrees).
 _SATURATION, _VALUE, _HUE = 0.58, 0.08, 20.0
-_SEEN = 0.35  # of its area in the first frame: a ball with less is lost there
-_WHOLE = 0.7  # of a ball's pixels in one piece: with less it is torn
-_INSIDE = 0.75  # of the sum of two radii: closer centres are merged
-_TOLERATED = 0.1  # of the frames a ball may be lost, torn or merged and still count as kept
-# In radii, what a path must fall before and rise after a bounce: to be missed, and to be found at all.
-# Between the two a hop may be there or not; otherwise a pixel would decide.
+_SEEN = 0.35  # share of its area in the first frame: a ball with less is lost in this frame
+_WHOLE = 0.7  # share of a ball's pixels in one piece: with less it is torn
+_INSIDE = 0.75  # share of the sum of two radii: balls with closer centres are merged
+_TOLERATED = 0.1  # share of the frames in which a ball may be lost, torn or merged and still count as kept
+# In radii, how far a path must fall before and rise after a bounce: a large hop counts as missed if absent, a
+# small one is enough to match. Between the two a bounce may be there or not; otherwise a pixel would decide.
 _LARGE_HOP, _SMALL_HOP = 0.35, 0.15
-_LATE = 2 / 31  # of the clip: a bounce this early or late is the same bounce
+_LATE = 2 / 31  # share of the clip: a bounce this early or late is the same bounce
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Track:
 
 @dataclass(frozen=True)
 class Physics:
-    """How the balls of a video keep to their reference. Zero everywhere is perfect."""
+    """How closely the balls of a video follow their reference. Zero everywhere is perfect."""
 
     position_error: float  # mean distance from the reference, in radii, where both are seen
     worst_error: float  # the largest distance, in radii
-    lost: int  # balls that are not there for more than a tenth of the frames
-    torn: int  # balls in pieces for more than a tenth of the frames
-    merged: int  # pairs of balls inside each other for more than a tenth of the frames
-    missing_bounces: int  # of the reference's, without one within two frames of 32
+    lost: int  # balls that are missing in more than a tenth of the frames
+    torn: int  # balls in pieces in more than a tenth of the frames
+    merged: int  # pairs of balls inside each other in more than a tenth of the frames
+    missing_bounces: int  # bounces of the reference without one within two frames of 32
     extra_bounces: int
     balls: int
     bounces: int  # in the reference
@@ -75,15 +75,15 @@ class Physics:
 def physics_of(
     video: np.ndarray | Tensor, scene: Scene, reference: np.ndarray | Tensor | Layout | Paths
 ) -> Physics:
-    """Judge a clip.
+    """Measure the physics of a clip.
 
     Args:
         video: [T, H, W, 3] in [0, 1].
         scene: What the prompt says.
-        reference: Another video of the same size, or, where it is known, the layout or the simulated paths.
+        reference: Another video of the same size, or the layout or simulated paths if they are known.
 
     Returns:
-        What became of the balls.
+        What happened to the balls.
     """
     pixels = _pixels(video)
     colours = [ball.colour for ball in scene.balls]
@@ -103,7 +103,7 @@ def track_balls(video: np.ndarray, colours: list[str]) -> list[Track]:
 
     Args:
         video: [T, H, W, 3] in [0, 1].
-        colours: Of the balls, words of the vocabulary.
+        colours: Colours of the balls, words of the vocabulary.
 
     Returns:
         One track per colour; the radius is that of the first frame in which the ball is seen.
@@ -122,9 +122,9 @@ def true_tracks(scene: Scene, paths: Paths, num_frames: int, height: int, width:
     """Where the simulator's balls are in the picture.
 
     Args:
-        scene: Of the clip.
-        paths: Of the clip.
-        num_frames: Of the video.
+        scene: Scene of the clip.
+        paths: Paths of its balls.
+        num_frames: Frames of the video.
         height: In pixels.
         width: In pixels.
 
@@ -143,11 +143,11 @@ def compare_tracks(tracks: list[Track], wanted: list[Track]) -> Physics:
     """Compare the balls of two clips.
 
     Args:
-        tracks: Of the clip to judge.
-        wanted: Of the reference, the same balls in the same order.
+        tracks: Tracks of the clip to judge.
+        wanted: Tracks of the reference, the same balls in the same order.
 
     Returns:
-        The judgement.
+        The differences.
     """
     distances, missing, extra, bounces = [], 0, 0, 0
     lost = torn = 0
@@ -184,7 +184,7 @@ def find_bounces(track: Track, hop: float) -> list[int]:
     """Frames in which a ball turns from falling to rising.
 
     Args:
-        track: Of the ball.
+        track: Track of the ball.
         hop: By how many radii the path must fall before and rise after.
 
     Returns:
@@ -244,7 +244,7 @@ def _track(mask: np.ndarray, colour: str) -> Track:
 
 
 def _label(mask: np.ndarray) -> np.ndarray:
-    """Connected pieces within each frame: pixels of a piece share a number; 0 is outside."""
+    """Connected pieces within each frame: pixels of a piece have the same number; 0 is outside."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         grown = labels.copy()

@@ -1,7 +1,8 @@
 """WorldPipeline: image-to-video with the world model, as a diffusers pipeline.
 
-The loop is that of diffusers' WanImageToVideoPipeline (same callbacks, same cache contexts), so that whatever
-hooks into Wan hooks into this model unchanged; only the VAE is missing, because the model works on pixels.
+The loop is that of diffusers' WanImageToVideoPipeline (same callbacks, same cache contexts), so that
+everything that hooks into Wan also works with this model; only the VAE is missing, because the model works on
+pixels.
 """
 
 # No postponed annotations here: diffusers before 0.37 reads the components' types from them as classes.
@@ -24,7 +25,7 @@ from ..errors import InputError
 from . import renderer, scenes
 from .model import PATCH, PromptTable, condition_channels
 
-# Levels of noise below this are divided by it: the velocity of an x0 prediction is (x - x0) / s.
+# Lower noise levels are divided as if they were this: the velocity of an x0 prediction is (x - x0) / s.
 MIN_LEVEL = 0.02
 
 
@@ -36,7 +37,7 @@ class WorldPipelineOutput(BaseOutput):
 
 
 class WorldPipeline(DiffusionPipeline):
-    """Lets the balls that the first frame shows move as the prompt says."""
+    """Generates clips in which the balls of the first frame move as the prompt says."""
 
     model_cpu_offload_seq = "prompt_table->transformer"  # type: ignore[assignment]
     _callback_tensor_inputs: ClassVar = ["latents", "prompt_embeds", "negative_prompt_embeds"]
@@ -88,17 +89,18 @@ class WorldPipeline(DiffusionPipeline):
             prompt: One or several, of the closed vocabulary (`residua.world.scenes.vocabulary`).
             image: The first frame (a PIL image, an array or tensor in [0, 1]); without one it is rendered
                 from the prompt, balls where `residua.world.scenes.default_layout` puts them.
-            height: In pixels, a multiple of 4. The model knows 64.
-            width: In pixels, a multiple of 4. The model knows 64.
-            num_frames: Over the same two seconds: 32 are 8,192 tokens, 64 16,384 and 128 32,768.
-            num_inference_steps: Of the sampler.
+            height: In pixels, a multiple of 4. The model was trained at 64.
+            width: In pixels, a multiple of 4. The model was trained at 64.
+            num_frames: Frames of the clip, which always lasts two seconds: 32 are 8,192 tokens, 64 16,384 and
+                128 32,768.
+            num_inference_steps: Steps of the sampler.
             guidance_scale: Above 1 the empty prompt runs as well (classifier-free guidance).
-            generator: Pass one for a clip that can be repeated.
+            generator: Random numbers of the noise; pass one for a clip that can be repeated.
             latents: The noise to start from, [B, 3, T, H, W], instead of the generator's.
             output_type: "np", "pt", "pil" or "latent".
             return_dict: Whether to return an object with `frames` or a tuple.
-            callback_on_step_end: Called after every step as diffusers calls it.
-            callback_on_step_end_tensor_inputs: Names of the tensors that it is given.
+            callback_on_step_end: Called after every step, as in other pipelines of diffusers.
+            callback_on_step_end_tensor_inputs: Names of the tensors that the callback gets.
 
         Returns:
             The frames.

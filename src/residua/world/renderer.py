@@ -1,8 +1,8 @@
 """Pictures of the little world: shaded balls over a floor, soft shadows, a gradient sky, one sun.
 
-Everything is a closed form of pixel and time, so training can render exactly the pixels it needs (a subset of
-the tokens of a clip) and a whole clip takes milliseconds. Tensors hold one component each: S is any shape of
-pixels that broadcasts, usually [B, N, P] for the P pixels of each of N tokens (or frames) of B clips.
+Everything is a closed formula of pixel and time, so training can render exactly the pixels it needs (a subset
+of the tokens of a clip), and a whole clip takes milliseconds. Tensors hold one component each: S is any shape
+of pixels that broadcasts, usually [B, N, P] for the P pixels of each of N tokens (or frames) of B clips.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def project(x: Tensor, y: Tensor, z: Tensor | float = 0.0) -> tuple[Tensor, Tens
         z: Towards the camera.
 
     Returns:
-        Picture coordinates in [-1, 1] (to the right, downwards) and how long a metre is there.
+        Picture coordinates in [-1, 1] (to the right, downwards) and the length of a metre there.
     """
     offset_y, offset_z = y - _EYE_Y, torch.as_tensor(z) - _EYE_Z
     depth = offset_y * _FORWARD_Y + offset_z * _FORWARD_Z
@@ -121,10 +121,10 @@ def shade(look: Look, rays: Rays, centres: Tensor, radius: Tensor, pixel: float)
     """Colours seen along rays.
 
     Args:
-        look: Of B clips.
+        look: Looks of B clips.
         rays: Of shape [B, N, P] or anything that broadcasts to it.
-        centres: Of the balls, [B, K, N, 2].
-        radius: [B, K].
+        centres: Centres of the balls, [B, K, N, 2].
+        radius: Radii of the balls, [B, K].
         pixel: The width of a pixel in picture coordinates (2 / width), for smooth edges.
 
     Returns:
@@ -152,10 +152,10 @@ def render_video(
     Args:
         scene: What to show.
         layout: Where its balls start.
-        num_frames: Over the whole duration of a clip: more frames are finer in time.
+        num_frames: Frames of the clip, which always lasts as long: more frames are finer in time.
         height: In pixels.
         width: In pixels.
-        paths: Of this one clip, where they are known already.
+        paths: Paths of the balls, if they are known already.
 
     Returns:
         [3, T, H, W] in [-1, 1].
@@ -172,7 +172,7 @@ def frame_times(num_frames: int) -> Tensor:
     """Times of the frames of a clip.
 
     Args:
-        num_frames: How many.
+        num_frames: Number of frames.
 
     Returns:
         [T], from 0 to 1.
@@ -184,7 +184,7 @@ def shadow_place(look: Look, centres: Tensor) -> tuple[Tensor, Tensor]:
     """Where on the floor the shadows of balls fall.
 
     Args:
-        look: Of B clips.
+        look: Looks of B clips.
         centres: [B, K, N, 2].
 
     Returns:
@@ -200,23 +200,23 @@ def _spread(colour: Tensor) -> Tensor:
 
 
 def _floor_light(look: Look, rays: Rays, centre: Tensor, radius: Tensor) -> Tensor:
-    """How much light a ball (centre [B, N, 1, 2], radius [B, 1, 1]) leaves on the floor."""
+    """Share of the light that a ball (centre [B, N, 1, 2], radius [B, 1, 1]) leaves on the floor."""
     sun_x, sun_y, sun_z = (look.sun[:, i, None, None] for i in range(3))
     x, y, z = centre[..., 0] - rays.floor_x, centre[..., 1], -rays.floor_z
     square = x * x + y * y + z * z
     along = x * sun_x + y * sun_y + z * sun_z
-    distance = (square - along * along).clamp_min(0).sqrt()  # of the ball's centre from the ray to the sun
-    width = 0.04 + 0.16 * along.clamp_min(0)  # the penumbra
+    distance = (square - along * along).clamp_min(0).sqrt()  # from the ball's centre to the ray to the sun
+    width = 0.04 + 0.16 * along.clamp_min(0)  # of the penumbra
     cover = ((radius + width - distance) / (2 * width)).clamp(0, 1)
     cover = cover * cover * (3 - 2 * cover)
-    nearby = (y * radius**2 / square.clamp_min(1e-3) ** 1.5).clamp(0, 1)  # of the sky, hidden by the ball
+    nearby = (y * radius**2 / square.clamp_min(1e-3) ** 1.5).clamp(0, 1)  # share of the hidden sky
     return torch.where(radius > 0, (1 - _SHADOW * cover) * (1 - 0.7 * nearby), torch.ones(()))
 
 
 def _paint(
     image: Tensor, look: Look, rays: Rays, centres: Tensor, radius: Tensor, k: int, pixel: float
 ) -> Tensor:
-    """Ball k over the image."""
+    """Paints ball k over the image."""
     rad = radius[:, k, None, None]
     x, y = -centres[:, k, :, None, 0], _EYE_Y - centres[:, k, :, None, 1]  # from the ball to the eye
     along = x * rays.x + y * rays.y + _EYE_Z * rays.z
@@ -245,7 +245,7 @@ def _paint(
 
 
 def _ball_light(look: Look, normal: Tensor, radius: Tensor, offset: Tensor, other: Tensor) -> Tensor:
-    """How much sunlight another ball at `offset` leaves on a ball's surface points."""
+    """Share of the sunlight that another ball at `offset` leaves on a ball's surface."""
     x, y = offset[..., 0] - radius * normal[0], offset[..., 1] - radius * normal[1]
     z = -radius * normal[2]
     sun_x, sun_y, sun_z = (look.sun[:, i, None, None] for i in range(3))

@@ -1,7 +1,7 @@
 """Scenes of the little world, the prompts that describe them, and where their balls start.
 
-A prompt names the floor, the time of day (sky and sun) and, of every ball, colour, material and motion.
-Motions are quantised: with the first frame, which shows where the balls are, a prompt determines the clip.
+A prompt names the floor, the time of day (sky and sun) and the colour, material and motion of every ball.
+Motions are quantised: a prompt and the first frame, which shows where the balls are, determine the clip.
 Lengths are in metres of the little world: x to the right, y up from the floor; balls move in the plane z = 0.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from ..errors import InputError
 
-# Reflectance in [0, 1]; hues far apart from each other and more saturated than any floor or sky.
+# Reflectance in [0, 1]; the hues are far apart and more saturated than any floor or sky.
 COLOURS: dict[str, tuple[float, float, float]] = {
     "red": (0.90, 0.12, 0.10),
     "yellow": (0.98, 0.76, 0.08),
@@ -47,11 +47,11 @@ FLOORS: dict[str, tuple[float, float, float]] = {
 }
 TIMES = ("in the morning", "at noon", "in the evening")
 MAX_BALLS = 3
-RADII = (0.54, 0.70)
+RADII = ((0.54, 0.70), (0.48, 0.62), (0.42, 0.54))  # in scenes with one, two and three balls
 WALL = 2.2  # the world ends at x = -WALL and x = WALL, and at this height:
 CEILING = 3.1
 _GAP = 0.12  # between two balls at the start
-_WIDE, _NARROW = 20, 60  # failed attempts at a layout before starts and radii become easier
+_WIDE, _NARROW = 20, 60  # failed attempts after which starts, then radii, are chosen more freely
 
 _BALL = re.compile(r"an? (\w+) (\w+) ball (\w+(?: (?:left|right))?)")
 _PLACE = re.compile(r"(\w+) floor (in the morning|at noon|in the evening|.*)")
@@ -87,7 +87,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the prompt leaves open: radius of a ball and where its centre starts."""
+    """What the prompt leaves open: the radius of a ball and where its centre starts."""
 
     radius: float
     x: float
@@ -125,7 +125,7 @@ def parse_prompt(prompt: str, max_balls: int = MAX_BALLS) -> Scene:
         The scene that it describes.
 
     Raises:
-        PromptError: It names the offending word and the whole vocabulary.
+        PromptError: Names the word that is wrong and the whole vocabulary.
     """
 
     def error(reason: str) -> PromptError:
@@ -169,7 +169,7 @@ def random_scene(generator: torch.Generator, balls: int = 1) -> Scene:
         balls: How many balls.
 
     Returns:
-        A scene with so many balls of different colours.
+        A scene with that many balls of different colours.
     """
     order = torch.randperm(len(COLOURS), generator=generator).tolist()
     moving = [motion for motion in MOTIONS if motion != "resting"]
@@ -185,24 +185,26 @@ def random_layout(scene: Scene, generator: torch.Generator) -> Layout:
     """Random starts: balls that move sideways start on the side that they leave or in the middle.
 
     Args:
-        scene: Whose balls to place.
+        scene: The scene whose balls are placed.
         generator: The only source of randomness.
 
     Returns:
         One placement per ball; none overlap.
     """
     for attempt in itertools.count():
-        layout = tuple(_random_placement(ball, generator, attempt) for ball in scene.balls)
+        layout = tuple(
+            _random_placement(ball, RADII[len(scene.balls) - 1], generator, attempt) for ball in scene.balls
+        )
         if all(_apart(a, b) for i, a in enumerate(layout) for b in layout[:i]):
             return layout
     raise AssertionError("unreachable")
 
 
 def default_layout(scene: Scene) -> Layout:
-    """The layout of a prompt that comes without an image: always the same for a scene.
+    """The layout of a prompt without an image: always the same for a scene.
 
     Args:
-        scene: Whose balls to place.
+        scene: The scene whose balls are placed.
 
     Returns:
         One placement per ball.
@@ -233,9 +235,11 @@ def physics_arrays(scenes: list[Scene], layouts: list[Layout]) -> dict[str, np.n
     return {"start": start, "velocity": velocity, "radius": radius, "restitution": restitution}
 
 
-def _random_placement(ball: Ball, generator: torch.Generator, attempt: int = 0) -> Placement:
-    """`attempt`: crowded floors take the whole width, then small balls."""
-    radius = _uniform(*RADII, generator) if attempt < _NARROW else RADII[0]
+def _random_placement(
+    ball: Ball, radii: tuple[float, float], generator: torch.Generator, attempt: int = 0
+) -> Placement:
+    """After many attempts (`attempt`) balls may start anywhere, then they are made smaller."""
+    radius = _uniform(*radii, generator) if attempt < _NARROW else radii[0]
     side = -np.sign(MOTIONS[ball.motion][0]) if attempt < _WIDE else 0
     x = side * _uniform(-0.3, WALL - radius - 0.05, generator)
     if side == 0:

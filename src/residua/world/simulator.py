@@ -1,8 +1,8 @@
 """The physics of the little world: balls in a plane that fall, bounce and collide.
 
 Flight is integrated exactly (constant gravity), contacts are found at the end of a short step. Energy never
-grows: a floor contact gives back at most the energy that the ball had where it touched, a collision at most
-its own.
+grows: a floor contact returns at most the energy that the ball had when it touched, a collision at most the
+energy of the two balls.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor
 from .scenes import CEILING, WALL, Layout, Scene, physics_arrays
 
 GRAVITY = 6.0  # metres per second squared
-DURATION = 2.0  # seconds of a clip, whatever its number of frames
+DURATION = 2.0  # seconds of a clip, however many frames it has
 SAMPLES = 129  # recorded positions, evenly spaced over the clip
-_SUBSTEPS = 8  # of a sample
-_REST_SPEED = 0.2  # a ball that would leave the floor more slowly stays there
+_SUBSTEPS = 8  # per sample
+_REST_SPEED = 0.2  # a ball that would leave the floor more slowly stays on it
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What the balls of B clips do; K is MAX_BALLS."""
+    """The paths of the balls of B clips; K is MAX_BALLS."""
 
     position: Tensor  # [B, K, SAMPLES, 2]
     velocity: Tensor  # [B, K, SAMPLES, 2]
@@ -50,7 +50,7 @@ class Paths:
 
 
 def simulate(scenes: list[Scene], layouts: list[Layout]) -> Paths:
-    """Let the balls of many clips move, all clips at once.
+    """Simulates the balls of many clips at once.
 
     Args:
         scenes: B scenes.
@@ -78,10 +78,10 @@ def simulate(scenes: list[Scene], layouts: list[Layout]) -> Paths:
 
 
 def energy(paths: Paths) -> Tensor:
-    """Kinetic and potential energy of all balls of a clip together, masses as radius cubed.
+    """Kinetic and potential energy of all balls of a clip; masses are proportional to the radius cubed.
 
     Args:
-        paths: Of B clips.
+        paths: Paths of B clips.
 
     Returns:
         [B, SAMPLES].
@@ -103,7 +103,7 @@ def _bounce(position: np.ndarray, velocity: np.ndarray, radius: np.ndarray, rest
     x, y = position[..., 0], position[..., 1]
     vx, vy = velocity[..., 0], velocity[..., 1]
     landed = (y < radius) & (vy < 0)
-    # The speed at the moment of touching, a little before the end of the step.
+    # The speed at the moment of contact, which is shortly before the end of the step.
     speed = np.sqrt(np.maximum(vy**2 - 2 * GRAVITY * (radius - y), 0.0))
     rebound = restitution * speed
     vy[landed] = np.where(rebound < _REST_SPEED, 0.0, rebound)[landed]

@@ -1,1 +1,1 @@
-"""Measurements: ratios inside one process, sparse against dense, with the limit beside them."""
+"""Measurements: sparse against dense in one process, with the theoretical limit beside them."""

@@ -1,5 +1,5 @@
-"""One attention call against dense SDPA: interleaved in one process, medians after a warm-up, and a refusal
-to report anything when the outputs are wrong."""
+"""One attention call against dense SDPA: interleaved in one process, medians after a warm-up. Raises instead
+of reporting times if the outputs are wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from ..attention import attention
 from ..config import Config
 from ..doctor import cpu
 from ..errors import BackendError, InputError
-from ..execution.backend import Backend, Demand, choose_backend
+from ..execution.backend import Backend, Demand
+from ..execution.selection import choose_backend
 from ..grouping.partition import group_tokens
 from ..inputs import validate
 from ..routing import route_cells
@@ -32,6 +33,7 @@ from ..types import Call
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
 
+FOR_EVER = 10**9  # steps between two clusterings, for calls that are to keep their groups
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -78,13 +80,14 @@ class Measurement:
 
     task: Task
     dense_ms: float
-    call_ms: float  # warm-started, the steady state of a denoising run
+    call_ms: float  # warm-started, tokens keep the groups of the step before
+    regroup_ms: float  # warm-started, tokens are clustered again: one call in `regroup_every`
     cold_ms: float
     stages_ms: dict[str, float]
     kernel_ms: float  # the sparse attention stage alone
-    kernel_density: float  # what it evaluates: routed pairs and extra keys
+    kernel_density: float  # what it evaluates: routed pairs and summary keys
     density: float
-    cost: float  # density and all work beside the pairs
+    cost: float  # density plus all other work
     mean_error: float  # of the output against dense attention, relative, per row
     p99_error: float
     estimated_error: float | None
@@ -96,12 +99,18 @@ class Measurement:
 
     @property
     def limit(self) -> float:
-        """The speed-up of a method that does nothing but its pairs, as fast as dense attention does its."""
+        """The speed-up of a method that computes only its pairs, as fast per pair as dense attention."""
         return 1 / self.task.density
 
     @property
     def speedup(self) -> float:
         return self.dense_ms / self.call_ms
+
+    @property
+    def run_speedup(self) -> float:
+        """The speed-up over a long run, in which some calls cluster their tokens again."""
+        every = Config().regroup_every
+        return self.dense_ms / (((every - 1) * self.call_ms + self.regroup_ms) / every)
 
     @property
     def kernel_over_limit(self) -> float:
@@ -118,7 +127,7 @@ class Measurement:
         return None if self.peak_extra_bytes is None else self.peak_extra_bytes / self.tensor_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("limit", "speedup", "kernel_over_limit", "overhead", "memory_ratio")
+        names = ("limit", "speedup", "run_speedup", "kernel_over_limit", "overhead", "memory_ratio")
         derived = {name: getattr(self, name) for name in names}
         return {**asdict(self), **derived, "residua": __version__, "torch": torch.__version__}
 
@@ -133,13 +142,18 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
     progress("cold")
     cold = _seconds(lambda: attention(q, k, v, config, state))
     memory = peak_extra_bytes(lambda: attention(q, k, v, config, state))
-    dense, warm, stages = [], [], []
+    dense, warm, regrouped, stages = [], [], [], []
+    kept, again = replace(config, regroup_every=FOR_EVER), replace(config, regroup_every=1)
+    clustering = State()  # remembers no groups, only where they lay
+    for own, remembered in ((kept, state), (again, clustering)):
+        attention(q, k, v, own, remembered)
     for _ in range(task.repeats):
         progress("dense")
         dense.append(_seconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)))
         progress("sparse")
-        warm.append(_seconds(lambda: attention(q, k, v, config, state)))
-        _, receipt = attention(q, k, v, config, state, return_receipt=True, profile=True)
+        regrouped.append(_seconds(lambda: attention(q, k, v, again, clustering)))
+        warm.append(_seconds(lambda: attention(q, k, v, kept, state)))
+        _, receipt = attention(q, k, v, kept, state, return_receipt=True, profile=True)
         assert receipt.timings is not None
         stages.append(receipt.timings.seconds)
     out, receipt = attention(q, k, v, config, state, return_receipt=True)
@@ -151,6 +165,7 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
         task=task,
         dense_ms=1e3 * statistics.median(dense),
         call_ms=1e3 * statistics.median(warm),
+        regroup_ms=1e3 * statistics.median(regrouped),
         cold_ms=1e3 * cold,
         stages_ms=per_stage,
         kernel_ms=per_stage["attention"],
@@ -169,7 +184,7 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
 
 
 def write_json(path: Path, data: object) -> None:
-    """Writes the file whole or not at all; a link is replaced, not followed."""
+    """Writes the file completely or not at all; a link is replaced, not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     try:
@@ -188,7 +203,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _checked_backend(call: Call, config: Config) -> Backend:
-    """The backend, after its kernel was found to agree with fp64 on this call's route."""
+    """The backend, after its kernel agreed with fp64 on this call's route."""
     backend = choose_backend(config.backend, Demand.of(call))
     with torch.no_grad():
         sizes = resolve(config, call)

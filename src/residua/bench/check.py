@@ -1,4 +1,5 @@
-"""Whether a kernel may be timed at all: some of its rows, recomputed in fp64 over exactly what they see."""
+"""Decides whether a kernel may be timed: recomputes some of its rows in fp64 over exactly the keys they
+see."""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ from torch import Tensor
 from ..grouping.response import evenly_spaced
 from ..types import MAX_BEND, Call, Route, SummaryKeys
 
-ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # of a row, against fp64
+ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # against fp64, per row
 CHECK_ROWS, CHECK_HEADS = 64, 4
 
 
 def kernel_error(call: Call, route: Route, out: Tensor, summary: SummaryKeys | None = None) -> float:
-    """Largest relative error of some rows of some heads against fp64 over exactly the kept keys, and over the
-    summary of the others if the kernel was given one.
+    """Largest relative error of some rows of some heads against fp64 over exactly the kept keys, plus the
+    summary of the others if the kernel got one.
 
     Args:
-        call: the call.
-        route: which cells were computed.
-        out: [B, H, Nq, Dv], what the kernel made of it.
-        summary: what else the rows saw.
+        call: The call.
+        route: Which cells were computed.
+        out: [B, H, Nq, Dv], the kernel's output.
+        summary: The summary keys that the rows saw.
     """
     index = evenly_spaced(min(CHECK_ROWS, call.q.shape[2]), call.q.shape[2], call.q.device)
     errors = []
@@ -36,7 +37,7 @@ def kernel_error(call: Call, route: Route, out: Tensor, summary: SummaryKeys | N
             logits, values = torch.cat([logits, more], 1), torch.cat([values, own], 1)
         exact = (logits.softmax(-1)[:, None] @ values)[:, 0]
         errors.append((out[0, h, index].double() - exact).norm(dim=-1) / exact.norm(dim=-1))
-    return float(torch.stack(errors).max())  # NaN stays NaN
+    return float(torch.stack(errors).max())  # torch keeps NaN
 
 
 def _summary_columns(

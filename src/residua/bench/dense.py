@@ -1,4 +1,4 @@
-"""Dense attention as the rest of the world computes it: the kernels that a sparse call has to beat."""
+"""Dense attention as other software computes it: the kernels that a sparse call has to beat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Kernel = Callable[[], Tensor]
 
 
 def dense_kernels(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Kernel | str]:
-    """Every dense kernel by name, or the reason why it is not here. q [B, H, N, D], k/v [B, Hkv, N, D]"""
+    """Every dense kernel by name, or the reason why it is not available. q [B, H, N, D], k/v [B, Hkv, N,
+    D]"""
     found: dict[str, Kernel | str] = {"SDPA": partial(_sdpa, q, k, v, scale)}
     if q.device.type != "cuda":
         return found

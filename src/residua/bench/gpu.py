@@ -1,6 +1,6 @@
-"""`residua bench gpu`: what a user with a GPU runs once and sends back.
+"""`residua bench gpu`: measurements that a user with a GPU runs once and sends back.
 
-Nothing here was measured by us: we have no GPU. A backend is checked first, and times of a wrong result are
+We have no GPU, so none of this was measured by us. A backend is checked first; times of a wrong result are
 never reported.
 """
 
@@ -20,8 +20,9 @@ from .. import __version__
 from ..attention import attention
 from ..config import Config
 from ..errors import BackendError, InputError
-from ..execution.backend import Backend, Demand, backends
+from ..execution.backend import Backend, Demand
 from ..execution.gpu_cache import remember
+from ..execution.selection import backends
 from ..grouping.partition import group_tokens
 from ..inputs import validate
 from ..reconstruction.expansion import expand
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HEADS_AT_ONCE = 4
-MAX_CALL_ERROR = 0.5  # mean error of a call, beyond which something is wrong whatever the heads are like
+MAX_CALL_ERROR = 0.5  # mean error of a call that no head can have unless something is broken
 Progress = Callable[[str], None]
 
 
@@ -67,7 +68,7 @@ class GpuTask:
                 raise InputError(f"{name}={getattr(self, name)}: wanted at least 1")
 
     def call(self, device: torch.device) -> Call:
-        """A synthetic call on the device, made a few heads at a time."""
+        """A synthetic call on the device, generated a few heads at a time."""
         grid, level = grid_for(self.tokens), CONCENTRATIONS[self.concentration]
         parts = []
         for first in range(0, self.heads, HEADS_AT_ONCE):
@@ -107,7 +108,7 @@ def measure(task: GpuTask, device: torch.device, progress: Progress = lambda _: 
             continue
         progress(f"backend: {name}")
         found[name] = measure_backend(task, call, backend, dense, progress)
-    if device.type == "cuda":  # `auto` follows what was measured here
+    if device.type == "cuda":  # `auto` uses what was measured here
         timed = {name: row["call_ms"] for name, row in found.items() if "call_ms" in row}
         remember(device, order=sorted(timed, key=lambda name: timed[name]))
     facts = environment(device)
@@ -119,7 +120,7 @@ def _try_dense(kernel: Callable[[], Tensor] | str, repeats: int, device: torch.d
         return kernel, None
     try:
         return milliseconds(kernel, repeats, device), kernel()
-    except RuntimeError as error:  # SDPA says so that a kernel does not take the call
+    except RuntimeError as error:  # SDPA's way to say that a kernel does not take the call
         return f"refused: {str(error).splitlines()[0]}", None
 
 
@@ -133,7 +134,7 @@ def measure_backend(
         works, route, tail = primitives(call, config, backend)
         out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, tail)
         bare, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
-        # what is timed: the kernel without a summary, and with one that drifts
+        # checked as timed: the kernel without a summary, and with one that has a drift
         error = _worst(kernel_error(call, route, bare), kernel_error(call, route, out, tail))
         if not error <= ROUNDING[call.q.dtype]:
             limit = ROUNDING[call.q.dtype]
@@ -154,7 +155,7 @@ def measure_backend(
 
 
 def _worst(*errors: float) -> float:
-    """The largest; NaN if one is, which `max` may drop."""
+    """The largest; NaN if one is NaN, which `max` might drop."""
     return float(torch.tensor(errors, dtype=torch.float64).max())
 
 
@@ -164,7 +165,7 @@ def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> 
     def run(**options: Any) -> Any:
         return attention(call.q, call.k, call.v, config, state, **options)
 
-    run()  # compiles what is not compiled yet
+    run()  # compiles kernels that are not compiled yet
     state.reset()
     cold = milliseconds(run, 1, device)
     warm = milliseconds(run, task.repeats, device)
@@ -193,7 +194,7 @@ def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> 
 def primitives(
     call: Call, config: Config, backend: Backend
 ) -> tuple[dict[str, Callable[[], object]], Route, SummaryKeys]:
-    """Each primitive as it is used inside a call, ready to be timed; the route and summary they lead to."""
+    """Each primitive as it is used inside a call, ready to be timed, and the resulting route and summary."""
     sizes = resolve(config, call)
     grouping = group_tokens(call, config, sizes, None, backend)
     route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
@@ -269,7 +270,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on; nothing that names the user or the machine."""
+    """What the numbers depend on; nothing that identifies the user or the machine."""
     found: dict[str, Any] = {"residua": __version__, "torch": torch.__version__, "device": device.type}
     for package in ("triton", "flashinfer-python", "flash-attn"):
         try:

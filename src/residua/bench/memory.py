@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, as the operating system saw it."""
+"""Peak memory of a piece of work, as reported by the operating system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _RESET_PEAK = "5"
 
 
 def peak_extra_bytes(work: Callable[[], object]) -> int | None:
-    """How far resident memory rose above its level before `work`; None where the system cannot tell."""
+    """How far resident memory rose above its level before `work`; None where the system does not report
+    it."""
     try:
         _give_back()
         _CLEAR.write_text(_RESET_PEAK)
@@ -25,7 +26,7 @@ def peak_extra_bytes(work: Callable[[], object]) -> int | None:
 
 
 def _give_back() -> None:
-    """Returns freed memory to the system: the allocator would reuse it, and a rise would not show."""
+    """Returns freed memory to the system: otherwise the allocator reuses it and no rise shows."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,4 @@
-"""Many measurements: speed-up against tokens with its limit, and where the time of a call goes."""
+"""Many measurements: speed-up over tokens with its limit, and where the time of a call goes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _speed_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _stage_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Stages of the calls at the density nearest to the paper's, in shares of the limit's time."""
+    """Stages of the calls at the density nearest to the paper's, in units of the limit's time."""
     density = min({row["task"]["density"] for row in rows}, key=lambda d: abs(d - 0.22))
     line = sorted((r for r in rows if r["task"]["density"] == density), key=lambda r: r["task"]["tokens"])
     names = [name for name in line[0]["stages_ms"] if any(row["stages_ms"][name] > 0.05 for row in line)]

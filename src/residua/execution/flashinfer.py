@@ -1,8 +1,8 @@
 """FlashInfer as the attention kernel: its paged wrapper with pages of one token, and its variable-block one.
 
-A query group is one request of FlashInfer's batch, the keys it kept are its pages. The other primitives are
-those of the Triton backend. FlashInfer plans on the host, so a call waits for the device; our own index
-expansion keeps the token lists on it, a few heads at a time.
+A query group is one request of FlashInfer's batch, and the keys it keeps are its pages. The other primitives
+are those of the Triton backend. FlashInfer plans on the host, so a call waits for the device; our own index
+expansion keeps the token lists on the device, a few heads at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,10 +25,10 @@ from ..errors import BackendError
 from ..types import Route, SummaryKeys
 from .backend import BACKENDS, Demand
 from .triton import TritonBackend
-from .triton.backend import explained, missing_triton
+from .triton.backend import entry, explained, missing_triton
 
 MIN_VERSION = (0, 7)
-CAPABILITIES = ((8, 0), (9, 0))  # where its fa2 and fa3 kernels are the ones to beat
+CAPABILITIES = ((8, 0), (9, 0))  # GPUs for which its fa2 and fa3 kernels are the fastest known
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 128 << 20
 INDEX_LIMIT = 64 << 20  # token indices of one plan, 256 MiB as int32
@@ -52,7 +52,7 @@ def missing_flashinfer() -> str | None:
             "set CUDA_HOME), or pip install flashinfer-jit-cache"
         )
     try:
-        import flashinfer  # noqa: F401  # only now: it takes seconds
+        import flashinfer  # noqa: F401  # imported late, because it takes seconds
     except ImportError as error:
         return f"FlashInfer {found} cannot be imported: {error}"
     return missing_triton()
@@ -70,7 +70,7 @@ def _can_build() -> bool:
 @dataclass(frozen=True)
 class Batch:
     """Some heads of a call as FlashInfer sees them, in group-major order; the last group of rows and of keys
-    holds the tokens of no group."""
+    holds the tokens without a group."""
 
     heads: slice  # of the B * H flattened heads
     kv_heads: Tensor  # [heads] int64, of the B * Hkv flattened ones
@@ -84,8 +84,8 @@ class Batch:
 class FlashInferBackend(TritonBackend):
     name: ClassVar[str] = "flashinfer"
     about: ClassVar[str] = "FlashInfer's paged attention with pages of one token; sm_80 to sm_90"
-    priority: ClassVar[int] = 30  # below Triton, until `residua bench gpu` has measured it to be faster here
-    deterministic: ClassVar[bool] = False  # FlashInfer promises nothing
+    priority: ClassVar[int] = 30  # below Triton, unless `residua bench gpu` found it faster here
+    deterministic: ClassVar[bool] = False  # FlashInfer does not promise it
     devices: ClassVar[tuple[str, ...] | None] = ("cuda",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16, torch.float16)
     head_dims: ClassVar[tuple[int, int]] = (HEAD_DIMS[0], HEAD_DIMS[-1])
@@ -106,12 +106,13 @@ class FlashInferBackend(TritonBackend):
                 )
         return found
 
-    def scatter_rows(self, x: Tensor, order: Tensor) -> Tensor:
-        """The inverse of `gather_rows` for a permutation.  # [B, H, N, D]"""
-        from .triton.permute import scatter_rows
+    def join_rows(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order: Tensor) -> None:
+        """Adds what rows in the order of their groups have seen to what they have seen before, in place."""
+        from .triton.join import join_rows
 
-        return scatter_rows(x, order)
+        join_rows(out, lse, other, other_lse, order)
 
+    @entry
     def attend(
         self,
         q: Tensor,
@@ -123,23 +124,23 @@ class FlashInferBackend(TritonBackend):
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, dim = q.shape
-        query = self.gather_rows(q, route.query.order).view(batch * heads, rows, dim)
-        keys, values = (self.gather_rows(t, route.kv.order) for t in (k, v))
-        out = torch.zeros_like(query)
-        lse = torch.full((batch * heads, rows, 1), -torch.inf, device=q.device)
+        # the copies that the stages before have made, and that the Triton backend would read
+        keys, values = self.group_major(k, route.kv), self.group_major(v, route.kv, values=True)
+        if summary is not None:  # these keys alone, and in the dtype of the result: nothing is copied later
+            kv = replace(route.kv, offsets=route.kv.offsets[..., :1])
+            nothing = Route(route.query, kv, route.cells[..., :0])
+            out, lse = super().attend(q, k, v, nothing, scale, summary, out_dtype or q.dtype)
+        else:
+            out = torch.zeros(batch, heads, rows, dim, dtype=out_dtype or q.dtype, device=q.device)
+            lse = torch.full((batch, heads, rows), -torch.inf, device=q.device)
+        query = self.gather_rows(q, route.query.order).flatten(0, 1)
+        order, all_out, all_lse = (x.flatten(0, 1) for x in (route.query.order, out, lse))
         for part in batches(route, dim):
             found, found_lse = self._run(query[part.heads], keys, values, part, scale)
             sees = part.kept.gather(1, _group_of_row(part.row_sizes, rows)) > 0  # [heads, rows]
-            out[part.heads] = torch.where(sees[..., None], found, 0)
-            lse[part.heads] = torch.where(sees, found_lse * math.log(2), -torch.inf)[..., None]
-        shape = (batch, heads, rows, -1)
-        result = self.scatter_rows(out.view(shape), route.query.order)
-        lse = self.scatter_rows(lse.view(shape), route.query.order)[..., 0]
-        if summary is not None:
-            empty = Route(route.query, route.kv, torch.zeros_like(route.cells))
-            tail = super().attend(q, k, v, empty, scale, summary, torch.float32)
-            result, lse = merge(result, lse, *tail)
-        return result.to(out_dtype or q.dtype), lse
+            found_lse = torch.where(sees, found_lse * math.log(2), -torch.inf)
+            self.join_rows(all_out[part.heads], all_lse[part.heads], found, found_lse, order[part.heads])
+        return out, lse
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> tuple[Tensor, Tensor]:
         """q [heads, N, D] over group-major k, v [B, Hkv, Nk, D] -> out as q, base-2 LSE [heads, N]"""
@@ -171,13 +172,15 @@ class FlashInferBlocks(FlashInferBackend):
         sizes = (part.row_sizes.int(), part.key_sizes.int())
         with explained("FlashInfer", "triton"):
             wrapper.plan(part.cells, *sizes, heads, heads, dim, sm_scale=scale, q_data_type=q.dtype)
-            # its query heads share the mask of a K/V head and ours do not: every head gets its own keys
+            # FlashInfer's query heads share the mask of their K/V head, ours do not: every head gets its own
+            # keys
             own = (t.flatten(0, 1).index_select(0, part.kv_heads) for t in (k, v))
             return wrapper.run(q, *own, return_lse=True)
 
 
 def batches(route: Route, dim: int) -> Iterator[Batch]:
-    """Cuts the heads so that a plan's token list and offsets fit; a head that keeps nothing is in none."""
+    """Splits the heads so that the token list and offsets of a plan fit; heads that keep nothing are left
+    out."""
     batch, heads = route.cells.shape[:2]
     kv_count = route.kv.offsets.shape[1]
     rows, keys = route.query.order.shape[-1], route.kv.order.shape[-1]
@@ -192,7 +195,7 @@ def batches(route: Route, dim: int) -> Iterator[Batch]:
 
 
 def head_ranges(counts: list[int], row_values: int) -> list[slice]:
-    """Runs of heads whose token lists of `counts` indices fit one plan; a head without any is in none."""
+    """Ranges of heads whose token lists of `counts` indices fit one plan; heads without any are left out."""
     found: list[slice] = []
     start, total = 0, 0
     for head, count in enumerate(counts):
@@ -211,7 +214,7 @@ def head_ranges(counts: list[int], row_values: int) -> list[slice]:
 
 
 def _with_rest(sizes: Tensor, tokens: int) -> Tensor:
-    """Sizes of the groups and, last, of the tokens of no group.  # [B, H, C] -> [B * H, C + 1]"""
+    """Sizes of the groups and, last, of the tokens without a group.  # [B, H, C] -> [B * H, C + 1]"""
     return torch.cat([sizes, tokens - sizes.sum(-1, keepdim=True)], -1).flatten(0, 1)
 
 
@@ -226,7 +229,7 @@ def expand(part: Batch, keys: int, total: int) -> Tensor:
 
 
 def _running(sizes: Tensor) -> Tensor:
-    """Running sums from 0, as FlashInfer wants its indptr.  # [n + 1] int32"""
+    """Running sums from 0: the form of FlashInfer's indptr.  # [n + 1] int32"""
     return torch.nn.functional.pad(sizes.flatten().cumsum(0), (1, 0)).int()
 
 
@@ -236,20 +239,12 @@ def _group_of_row(row_sizes: Tensor, rows: int) -> Tensor:
     return torch.searchsorted(row_sizes.cumsum(-1), place.contiguous(), right=True)
 
 
-def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the union of two sets of keys, from the attention over each.  # fp32"""
-    both = torch.logaddexp(lse, other_lse)
-    base = torch.where(both == -torch.inf, 0.0, both)
-    result = out.float() * (lse - base).exp()[..., None] + other.float() * (other_lse - base).exp()[..., None]
-    return result, both
-
-
 def _wrapper(name: str, q: Tensor) -> Any:
-    """One wrapper per thread, device and kind of call; a plan lives in its workspace until the run."""
+    """One wrapper per thread, device and kind of call; a plan is in its workspace until the run."""
     import flashinfer
 
     known = vars(_LOCAL).setdefault("wrappers", {})
-    key = (name, q.device, q.dtype, q.shape[-1])  # FlashInfer settles on a kernel at the first plan
+    key = (name, q.device, q.dtype, q.shape[-1])  # FlashInfer chooses a kernel at the first plan
     if key not in known:
         if q.device not in known:
             known[q.device] = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)

@@ -1,7 +1,7 @@
-"""What is known about this machine's GPUs from earlier runs: self-tests, and which backend was fastest.
+"""What earlier runs found out about this machine's GPUs: self-tests, and which backend was fastest.
 
-One small JSON file in the user's cache folder (`RESIDUA_CACHE` names another one). A file that cannot be read
-or written is as good as none.
+One small JSON file in the user's cache folder (`RESIDUA_CACHE` names another folder). A file that cannot be
+read or written is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 def cache_file() -> Path:
-    """Where it is, whether it exists or not."""
+    """The path of the file, whether it exists or not."""
     base = os.environ.get("RESIDUA_CACHE")
     if base:
         return Path(base) / "gpus.json"
@@ -62,7 +62,7 @@ def remember(device: torch.device, **facts: Any) -> None:
         draft.write_text(json.dumps(known, indent=1), encoding="utf-8")
         draft.replace(path)
     except OSError:
-        pass  # nothing is lost but time: it is found out again
+        pass  # nothing is lost but time: the tests run again
 
 
 def _read() -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Does a backend compute on this machine what it should? Its primitives against plain torch on the device.
+"""Tests whether a backend computes correctly on this machine: its primitives against plain torch on the
+device.
 
-`residua doctor --self-test` runs all of it. The smallest part runs by itself when a GPU is first used, and
-the result is kept per GPU and version. A backend that failed is not chosen, and says so.
+`residua doctor --self-test` runs all of it. The smallest part runs automatically when a GPU is first used,
+and the result is stored per GPU and version. A backend that failed is not chosen, with a reason.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from .reference import Reference
 SHAPES = ((2, 2, 257, 515, 64), (4, 2, 1025, 777, 128), (2, 1, 300, 640, 96))
 SMALLEST = ((2, 1, 257, 515, 128),)
 DTYPES = (torch.bfloat16, torch.float16)
-LIMIT = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest value of the result
+LIMIT = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
 EXACT = 1e-4  # for results in fp32 from any input
-AGREE = 0.995  # share of rows that must be given to the same group
+AGREE = 0.995  # share of rows that must be in the same group
 _LOCK = threading.Lock()
 _DONE: set[str] = set()
 
@@ -39,7 +40,7 @@ class Check:
     kernel: str
     shape: str
     dtype: str
-    error: float  # of the largest value, or share of rows that differ
+    error: float  # relative to the largest value, or the share of rows that differ
     limit: float
     problem: str = ""  # what was raised, if anything
 
@@ -54,7 +55,7 @@ def run_self_test(
     shapes: Sequence[tuple[int, int, int, int, int]] = SHAPES,
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> list[Check]:
-    """Every primitive of the backend at every shape and dtype. Nothing is raised: a failure is a result."""
+    """Tests every primitive of the backend at every shape and dtype. Never raises: a failure is a result."""
     found = []
     with torch.no_grad():
         for shape in shapes:
@@ -64,14 +65,15 @@ def run_self_test(
                     label = "x".join(map(str, shape))
                     try:
                         found.append(Check(name, label, _short(dtype), work(), limit))
-                    except Exception as error:  # whatever a broken kernel raises is its verdict
+                    except Exception as error:  # a broken kernel may raise anything, which is a failed check
                         text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
                         found.append(Check(name, label, _short(dtype), float("nan"), limit, text))
     return found
 
 
 def first_use(backend: Backend, device: torch.device) -> str | None:
-    """Runs the smallest part once per GPU and version; the reason if the backend has failed, now or before.
+    """Runs the smallest part once per GPU and version; returns the reason if the backend failed, now or
+    earlier.
 
     `RESIDUA_SELF_TEST=0` switches it off.
     """
@@ -86,12 +88,12 @@ def first_use(backend: Backend, device: torch.device) -> str | None:
         key = f"{backend.name} {gpu_key(device)}"
         if key in _DONE:
             return None
-        _DONE.add(key)  # also while it runs: its own calls must not start it again
+        _DONE.add(key)  # set before it runs, so that its own calls do not start it again
         return record(backend, device, run_self_test(backend, device, SMALLEST, (torch.bfloat16,)))
 
 
 def record(backend: Backend, device: torch.device, checks: Sequence[Check]) -> str | None:
-    """Keeps the verdict -> the reason against the backend, or None."""
+    """Stores the result; returns the reason against the backend, or None."""
     known = recall(device)
     failed = dict(known.get("failed", {}))
     passed = [name for name in known.get("passed", []) if name != backend.name]
@@ -115,7 +117,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _off(got: Tensor, wanted: Tensor) -> float:
-    """Largest error, relative to the largest value; what is not finite must be so in both."""
+    """Largest error, relative to the largest value; entries that are not finite must be so in both."""
     got, wanted = got.double(), wanted.double()
     if not torch.equal(torch.isfinite(got), torch.isfinite(wanted)):
         return float("inf")
@@ -172,6 +174,17 @@ def _cases(
         map(_off, backend.split_rows(rows, k, v, kv, kept, None, scale),
             plain.split_rows(wide_rows, wide_k, wide_v, kv, kept, None, scale))
     )  # fmt: skip
+    group, exact = query.labels[..., :37].clamp(min=0), random(1, heads, 37, dim)
+    sums = [(random(1, heads, 37, dim), random(1, heads, 37)) for _ in range(2)]
+    given = (rows, group, exact, sums[0], sums[1], drift)
+    errors, weights = judge.candidate_errors(*given), random(1, heads, 37).abs()
+    bare = random(1, heads) > 1
+    yield "candidate_errors", EXACT, lambda: _off(backend.candidate_errors(*given), errors)
+    yield "best_candidate", EXACT, lambda: max(
+        map(_off, backend.best_candidate(errors, weights, bare, 0.9),
+            judge.best_candidate(errors, weights, bare, 0.9))
+    )  # fmt: skip
+    yield "switch_summary", 0.0, lambda: _switching(backend, drifting, drift)
     yield "project", EXACT, lambda: _off(backend.project(q, factor, True), plain.project(q, factor, True))
     yield "gather_rows", 0.0, lambda: _off(backend.gather_rows(k, kv.order), plain.gather_rows(k, kv.order))
     yield "group_means", EXACT, lambda: _off(backend.group_means(k, kv), plain.group_means(k, kv))
@@ -287,11 +300,26 @@ def _differ(got: Tensor, wanted: Tensor) -> float:
 
 
 def _square(x: Tensor) -> Tensor:
-    """What does not depend on a rotation of the columns."""
+    """A product that does not depend on a rotation of the columns."""
     return x.double() @ x.double().mT
 
 
+def _switching(backend: Backend, summary: SummaryKeys, drift: Drift) -> float:
+    """How far the summary is off in heads that keep it whole, without drift, and not at all."""
+    choice = torch.arange(summary.keys.shape[1], device=summary.keys.device)[None] % 3
+    # copies, because a backend may switch in place
+    own_drift = Drift(drift.basis, drift.origin, drift.curve.clone(), drift.slope.clone())
+    own = SummaryKeys(summary.keys, summary.values, summary.log_weight.clone(), own_drift)
+    got, wanted = backend.switch_summary(own, choice), plain.switch_summary(summary, choice)
+    assert got.drift is not None and wanted.drift is not None
+    return max(
+        _off(got.log_weight.exp(), wanted.log_weight.exp()),
+        _off(got.drift.curve, wanted.drift.curve),
+        _off(got.drift.slope, wanted.drift.slope),
+    )
+
+
 def _labels(draw: Tensor, groups: int) -> Tensor:
-    """Groups of very different sizes, one of them empty, some tokens in none."""
+    """Groups of very different sizes, one of them empty; some tokens have no group."""
     labels = (draw.abs() * groups / 2).long().clamp(max=groups - 1)
     return torch.where(labels == 2, 0, torch.where(draw > 2.2, -1, labels))

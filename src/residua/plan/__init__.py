@@ -1,6 +1,7 @@
-"""What a video will cost, dense and sparse, before anyone waits for it: tokens, FLOPs, memory, time."""
+"""Estimates what a video will cost, dense and sparse, without running it: tokens, FLOPs, memory, time."""
 
-from .models import MODELS, Architecture
+from .architecture import Architecture
+from .models import MODELS
 from .plan import Plan
 from .request import make_plan
 from .speeds import MACHINES

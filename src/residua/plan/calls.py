@@ -1,8 +1,7 @@
-"""How long a sparse attention call takes: the one place where planning asks for it.
+"""The time of a sparse attention call; all of planning takes it from here.
 
-For the default method on a GPU that it knows, the answer is the static estimate of `residua.bench.static`,
-read from a stored table. For other machines, and for the paper's method, it is arithmetic with the machine's
-rates.
+For the default method on a known GPU it is the static estimate of `residua.bench.static`, read from a stored
+table. For other machines, and for the paper's method, it is computed from the machine's rates.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from ..config import Config
 from . import cost
-from .models import Architecture
+from .architecture import Architecture
 from .speeds import Machine
 
 TABLE = "python -m residua.bench.static.table"
@@ -23,17 +22,17 @@ BY_ESTIMATE = (
     "anew); nothing of it was measured on a GPU"
 )
 BY_RATES = "sparse calls: by the rates of the machine, not by an estimate of its kernels"
-ESTIMATED_DIMS = (64, 128)  # head dims that the table's figures may be scaled to
+ESTIMATED_DIMS = (64, 128)  # head dims to which the table's figures may be scaled
 
 
 @dataclass(frozen=True)
 class SparseCall:
-    """One warm call, in seconds; `cold` is what the first one of a layer takes on top."""
+    """One warm call, in seconds; `cold` is the extra time of a layer's first call."""
 
     cells: float
     overhead: float
     cold: float
-    peak_bytes: int  # beside q, k and v
+    peak_bytes: int  # in addition to q, k and v
     source: str
 
 
@@ -48,7 +47,7 @@ def time_call(
         cells = found.attention_ms / 1e3
         return SparseCall(cells, found.ms / 1e3 - cells, cold, round(found.peak_gib * 2**30), BY_ESTIMATE)
     pairs = 4 * model.head_dim * model.heads * forward.pairs
-    routing = 0 if config.summarises else call.routing_flops  # an all-in density has paid for it
+    routing = 0 if config.summarises else call.routing_flops  # an all-in density already includes it
     overhead = config.kmeans_warm * lloyd + routing / (1e12 * machine.sparse)
     overhead += call.moved_bytes / (1e12 * machine.bandwidth) + machine.call_seconds
     cells = call.density * pairs / (1e12 * machine.sparse)

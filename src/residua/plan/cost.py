@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from ..config import Config
-from ..sizing import default_groups, summary_groups, summary_sizes
-from .models import Architecture
+from ..sizing import default_groups, default_probes, summary_groups, summary_sizes
+from .architecture import Architecture
 
 # Shorter calls are left dense by `residua.diffusers`: grouping and routing cost more than they save.
 MIN_TOKENS = 4096
@@ -24,7 +24,7 @@ class Forward:
 
     queries: int
     keys: int
-    attention_flops: int  # self-attention of all layers, scores and values
+    attention_flops: int  # self-attention of all layers: scores and values
     rest_flops: int
 
     @property
@@ -51,7 +51,7 @@ class Schedule:
 class Call:
     """One sparse attention call."""
 
-    density: float  # of all pairs, as far as it can be reached
+    density: float  # of all pairs, as close to the setting as possible
     query_groups: int
     kv_groups: int
     probes: int
@@ -68,7 +68,7 @@ class Seconds:
 
     rest: float
     dense_attention: float  # if every call were dense
-    dense_calls: float  # those that stay dense in the sparse run
+    dense_calls: float  # calls that stay dense in the sparse run
     sparse_cells: float
     overhead: float  # grouping, routing, permutation, reconstruction
     transfer: float = 0.0  # of weights to the GPU, where they are offloaded
@@ -79,7 +79,7 @@ class Seconds:
 
     @property
     def saved(self) -> float:
-        """What the skipped pairs save, before the overhead is paid."""
+        """What the skipped pairs save, without the overhead."""
         return self.dense_attention - self.dense_calls - self.sparse_cells
 
     @property
@@ -116,7 +116,7 @@ def count_forward(model: Architecture, tokens: int) -> Forward:
         layer += text * 4 * model.text_width * inner  # keys and values
         layer += 4 * inner * tokens * text
     elif model.text == "keys":
-        layer += 2 * inner * text * text  # the text's own causal attention: half of its pairs
+        layer += 2 * inner * text * text  # causal attention within the text: half of its pairs
     ends = 2 * tokens * math.prod(model.patch) * (model.in_channels + model.out_channels) * model.width
     return Forward(
         queries=queries,
@@ -127,14 +127,15 @@ def count_forward(model: Architecture, tokens: int) -> Forward:
 
 
 def part_of(share: float, total: int) -> int:
-    """A whole number as it is, a fraction as a share rounded up; never more than there are."""
+    """A whole number as it is, a fraction as a share of `total`, rounded up; at most `total`."""
     return min(total, share if isinstance(share, int) else math.ceil(share * total - 1e-9))
 
 
 def schedule_calls(
     model: Architecture, steps: int, tokens: int, density: float, first_dense: tuple[float, float]
 ) -> Schedule:
-    """Those first steps and layers stay dense; all calls do if they are too short or nothing is skipped."""
+    """The calls of a generation: the first steps and layers stay dense, or all if they are too short or skip
+    nothing."""
     calls = steps * model.passes * model.layers
     dense_steps = part_of(first_dense[0], steps)
     dense_layers = part_of(first_dense[1], model.layers)
@@ -148,18 +149,19 @@ def schedule_calls(
 
 
 def count_call(model: Architecture, forward: Forward, tokens: int, config: Config, value_bytes: int) -> Call:
-    """What one sparse call evaluates, moves and holds, beside the model's own tensors."""
+    """What one sparse call evaluates, moves and holds, without the model's own tensors."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
-    probes = min(config.probes, tokens, int(config.density * forward.queries / 2))
+    wanted = default_probes(config, forward.queries) if config.probes is None else config.probes
+    probes = min(wanted, tokens, int(config.density * forward.queries / 2))
     exact_queries, pinned = forward.queries - tokens, forward.keys - tokens
     cq, ck = default_groups(tokens, tokens)
     slots = rank = 0
     if config.summarises:
-        cq, ck = summary_groups(tokens, tokens, config.density)
+        cq, ck = summary_groups(tokens, tokens, config.density, cpu=value_bytes == 4)
         slots, rank = summary_sizes(tokens, config.density, cpu=value_bytes == 4)
-    # text and probes are paid first, and every query group keeps a cell of average size
+    # Text and probes are paid first, and every query group keeps at least a cell of average size.
     least = (probes + exact_queries) * forward.keys + tokens * pinned + tokens * tokens // ck
-    if config.summarises:  # all in: the router's products are half a pair each, a slot is a pair of each row
+    if config.summarises:  # all in: a product of the router costs half a pair, a slot costs each row one pair
         least += cq * forward.keys // 2 + tokens * slots
     coordinates = tokens * (heads * config.query_rank + kv_heads * config.key_rank)
     copies = (
@@ -182,7 +184,7 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
 
 
 def overhead_flops(call: Call, schedule: Schedule, config: Config) -> tuple[int, int]:
-    """FLOPs of all k-means steps and of all routing; an all-in density has the routing in it already."""
+    """FLOPs of all k-means steps and of all routing; 0 for routing if the density includes it."""
     warm = schedule.sparse_calls - schedule.cold_calls
     lloyd = warm * config.kmeans_warm + schedule.cold_calls * config.kmeans_cold
     routing = 0 if config.summarises else schedule.sparse_calls * call.routing_flops

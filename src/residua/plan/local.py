@@ -1,14 +1,15 @@
-"""A transformer's config.json as an Architecture. Anything that is not plainly understood is refused."""
+"""Reads a transformer's config.json as an Architecture. Anything that is not understood is refused."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .architecture import Architecture
+from .config_file import ConfigValues, find_config, load_config
 from .models import (
     ALLEGRO,
     CONTROL,
@@ -29,26 +30,21 @@ from .models import (
     VACE,
     WAN21,
     Z_IMAGE,
-    Architecture,
 )
 
-MAX_BYTES = 1 << 20
-MOST = 1 << 20  # no width, count or token number of a real model comes near
 Fields = dict[str, Any]
 
 
 def read_architecture(path: str | Path) -> Architecture:
     """Reads a config.json, or the one in a model's or a pipeline's folder."""
-    file = _find(Path(path))
-    config = _load(file)
+    file = find_config(Path(path))
+    config = load_config(file)
     kind = config.get("_class_name")
     reader = READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         got = "no _class_name" if kind is None else f"_class_name {str(kind)[:80]!r}"
-        raise InputError(
-            f"{file}: {got}; wanted the config of a transformer that is understood: {', '.join(READERS)}"
-        )
-    values = _Values(file, config)
+        raise InputError(f"{file}: {got}; wanted the config of a supported transformer: {', '.join(READERS)}")
+    values = ConfigValues(file, config)
     fields = reader(values)
     compression = (fields["frame_compression"], fields["pixel_compression"])
     notes = [
@@ -63,112 +59,7 @@ def read_architecture(path: str | Path) -> Architecture:
     return Architecture(name=name, **fields, notes=(*notes, *values.notes))
 
 
-def _find(path: Path) -> Path:
-    try:
-        if path.is_dir():
-            for file in (path / "config.json", path / "transformer" / "config.json"):
-                if file.is_file():
-                    return file
-            raise InputError(f"{path}: no config.json in it; give a transformer's folder or its config.json")
-        if not path.is_file():
-            raise InputError(f"{path}: not a file; give a transformer's config.json")
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{str(path)[:200]!r}: cannot be looked up ({error}); give a config.json") from error
-    return path
-
-
-def _load(file: Path) -> dict[str, Any]:
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not a JSON number")
-
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise InputError(
-                f"{file}: larger than {MAX_BYTES} bytes; a transformer's config is a few hundred"
-            )
-        config = json.loads(text.decode("utf-8"), parse_constant=refuse)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); give a config.json") from error
-    except RecursionError as error:
-        raise InputError(f"{file}: nested too deeply; a transformer's config is flat") from error
-    except InputError:
-        raise
-    except ValueError as error:  # also broken UTF-8 and numbers of thousands of digits
-        raise InputError(f"{file}: not valid JSON ({error}); give a transformer's config.json") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{file}: holds a {type(config).__name__}; wanted one JSON object")
-    return config
-
-
-class _Values:
-    """Typed access to a config. A key that is missing or null takes the class's default, and is noted."""
-
-    def __init__(self, file: Path, config: dict[str, Any]) -> None:
-        self.file, self.config = file, config
-        self.missing: list[str] = []
-        self.notes: list[str] = []
-
-    def _get(self, name: str, default: Any) -> Any:
-        value = self.config.get(name)
-        if value is None:
-            self.missing.append(name)
-            return default
-        return value
-
-    def whole(self, name: str, default: int) -> int:
-        return self._check(name, self._get(name, default))
-
-    def ratio(self, name: str, default: float) -> float:
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 64:
-            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a number above 0, up to 64")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._get(name, default)
-        if not isinstance(value, bool):
-            raise InputError(f"{self.file}: {name}={_short(value)}: wanted true or false")
-        return value
-
-    def text(self, name: str, default: str) -> str:
-        value = self._get(name, default)
-        if not isinstance(value, str):
-            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a word")
-        return value
-
-    def triple(self, name: str, default: tuple[int, int, int]) -> tuple[int, int, int]:
-        value = self._get(name, list(default))
-        if not isinstance(value, list) or len(value) != 3:
-            raise InputError(f"{self.file}: {name}={_short(value)}: wanted three whole numbers")
-        first, second, third = (self._check(name, part) for part in value)
-        return first, second, third
-
-    def parts(self, width: int, size: int) -> int:
-        """How many parts of that size a width has: heads, or channels of one."""
-        if width % size:
-            raise InputError(f"{self.file}: a width of {width} is no multiple of {size}")
-        return width // size
-
-    def _check(self, name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a whole number from 1 to {MOST}")
-        return value
-
-
-def _short(value: Any) -> str:
-    """A hostile value as far as a message needs it; int digits are never expanded."""
-    if isinstance(value, (dict, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
-        return "a very large number"
-    return repr(value)[:80]
-
-
-def _attention(values: _Values, heads: int, head_dim: int, layers: int) -> Fields:
+def _attention(values: ConfigValues, heads: int, head_dim: int, layers: int) -> Fields:
     heads = values.whole("num_attention_heads", heads)
     head_dim = values.whole("attention_head_dim", head_dim)
     return {
@@ -180,12 +71,12 @@ def _attention(values: _Values, heads: int, head_dim: int, layers: int) -> Field
     }
 
 
-def _channels(values: _Values, channels: int, out: int | None = None) -> Fields:
+def _channels(values: ConfigValues, channels: int, out: int | None = None) -> Fields:
     inside = values.whole("in_channels", channels)
     return {"in_channels": inside, "out_channels": values.whole("out_channels", out or inside)}
 
 
-def _wan(values: _Values) -> Fields:
+def _wan(values: ConfigValues) -> Fields:
     fields = {**_attention(values, 40, 128, 40), **_channels(values, 16, 16)}
     # the VAEs of the family: none (pixels), Wan2.1 (16 channels), Wan2.2-TI2V (48 channels)
     compression = {3: (1, 1), 16: (4, 8), 48: (4, 16)}.get(fields["out_channels"])
@@ -206,7 +97,7 @@ def _wan(values: _Values) -> Fields:
     }
 
 
-def _hunyuan(values: _Values) -> Fields:
+def _hunyuan(values: ConfigValues) -> Fields:
     fields = _attention(values, 24, 128, 20)
     fields["layers"] += values.whole("num_single_layers", 40)
     space = values.whole("patch_size", 2)
@@ -228,7 +119,7 @@ def _hunyuan(values: _Values) -> Fields:
     }
 
 
-def _cosmos(values: _Values) -> Fields:
+def _cosmos(values: ConfigValues) -> Fields:
     fields = _attention(values, 32, 128, 28)
     if values.config.get("img_context_dim_in") is not None:
         values.notes.append("the attention to an image context is not counted")
@@ -251,7 +142,7 @@ def _cosmos(values: _Values) -> Fields:
     }
 
 
-def _cosmos3(values: _Values) -> Fields:
+def _cosmos3(values: ConfigValues) -> Fields:
     heads, kv_heads = values.whole("num_attention_heads", 32), values.whole("num_key_value_heads", 8)
     if heads % kv_heads:
         raise InputError(
@@ -279,7 +170,7 @@ def _cosmos3(values: _Values) -> Fields:
     }  # fmt: skip
 
 
-def _cogvideox(values: _Values) -> Fields:
+def _cogvideox(values: ConfigValues) -> Fields:
     fields = _attention(values, 30, 64, 30)
     space = values.whole("patch_size", 2)
     frames = 1 if values.config.get("patch_size_t") is None else values.whole("patch_size_t", 1)
@@ -304,17 +195,17 @@ def _like(
     layers: Mapping[str, int] | None = None,
     mlp: str | None = None,
     width: str | None = None,
-) -> Callable[[_Values], Fields]:
-    """A reader for a class whose blocks are those of `base`, in whatever sizes the config names.
+) -> Callable[[ConfigValues], Fields]:
+    """A reader for a class whose blocks are those of `base`, with the sizes that the config names.
 
     Args:
-        base: Where everything comes from that a config does not say.
+        base: Supplies everything that a config does not say.
         layers: The keys whose sum is the number of blocks, with the class's defaults; None: one key.
-        mlp: The key of the feed-forward's width; None: in proportion to the model's.
+        mlp: The key of the feed-forward's width; None: in proportion to the model's width.
         width: The key of the residual stream's width; None: heads x head dim.
     """
 
-    def read(values: _Values) -> Fields:
+    def read(values: ConfigValues) -> Fields:
         blocks = layers or {"num_layers": base.layers}
         heads = values.whole("num_attention_heads", base.heads)
         head_dim = values.whole("attention_head_dim", base.head_dim)
@@ -330,8 +221,8 @@ def _like(
     return read
 
 
-def _kept(values: _Values, base: Architecture) -> Fields:
-    """What a config does not say: everything of `base` but its name and its weights."""
+def _kept(values: ConfigValues, base: Architecture) -> Fields:
+    """Everything that a config does not say, taken from `base` except its name and its weights."""
     own = ("name", "reference", "notes", "parameters", "text_encoder", "others")
     values.notes.extend(base.notes)
     return {
@@ -339,10 +230,13 @@ def _kept(values: _Values, base: Architecture) -> Fields:
     }
 
 
-def _kandinsky(width: int, mlp: int, layers: int, axes: tuple[int, int, int]) -> Callable[[_Values], Fields]:
-    """A reader for a class with these defaults: it names widths, and the axes of the rotary embedding."""
+def _kandinsky(
+    width: int, mlp: int, layers: int, axes: tuple[int, int, int]
+) -> Callable[[ConfigValues], Fields]:
+    """A reader for a class with these defaults; its configs name widths and the axes of the rotary
+    embedding."""
 
-    def read(values: _Values) -> Fields:
+    def read(values: ConfigValues) -> Fields:
         stream, head_dim = values.whole("model_dim", width), sum(values.triple("axes_dims", axes))
         heads = values.parts(stream, head_dim)
         channels = values.whole("in_visual_dim", KANDINSKY5.in_channels)
@@ -359,7 +253,7 @@ def _kandinsky(width: int, mlp: int, layers: int, axes: tuple[int, int, int]) ->
     return read
 
 
-def _z_image(values: _Values) -> Fields:
+def _z_image(values: ConfigValues) -> Fields:
     stream, heads = values.whole("dim", Z_IMAGE.width), values.whole("n_heads", Z_IMAGE.heads)
     refiners = values.whole("n_refiner_layers", 2)
     return {
@@ -371,7 +265,7 @@ def _z_image(values: _Values) -> Fields:
     }  # fmt: skip
 
 
-def _vace(values: _Values) -> Fields:
+def _vace(values: ConfigValues) -> Fields:
     fields = _wan(values)
     control = values.config.get("vace_layers")
     blocks = len(control) if isinstance(control, list) else VACE.layers - WAN21.layers
@@ -379,7 +273,7 @@ def _vace(values: _Values) -> Fields:
     return {**fields, "layers": fields["layers"] + blocks}
 
 
-READERS: dict[str, Callable[[_Values], Fields]] = {
+READERS: dict[str, Callable[[ConfigValues], Fields]] = {
     "WanTransformer3DModel": _wan,
     "HunyuanVideoTransformer3DModel": _hunyuan,
     "CosmosTransformer3DModel": _cosmos,

@@ -1,4 +1,4 @@
-"""Whether a generation fits: weights by how they are offloaded, activations, and what sparse calls hold."""
+"""Whether a generation fits into memory: weights (depending on offload), activations, and sparse calls."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from ..errors import InputError
 from ..spelling import did_you_mean
 from . import cost
-from .models import Architecture
+from .architecture import Architecture
 from .speeds import Machine
 
 OFFLOADS = ("none", "model", "sequential")
 GIB = 2**30
-RESERVED = 1.5 * GIB  # context of the driver, libraries, kernels
-FRAGMENTS = 1.05  # what an allocator cannot use
+RESERVED = 1.5 * GIB  # driver context, libraries, kernels
+FRAGMENTS = 1.05  # overhead of the allocator
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the GPU at the worst moment of denoising. Decoding by the VAE is not in it."""
+    """Bytes on the GPU at the peak of denoising. Decoding by the VAE is not included."""
 
     offload: str
     weights: int
     activations: int
     call: int
     state: int
-    limit: float | None  # GiB of the machine; None: not judged
+    limit: float | None  # GiB of the machine; None: unknown, so not judged
     others: dict[str, bool]  # offload -> whether that would fit
 
     @property
@@ -61,14 +61,14 @@ def find_offload(offload: object) -> str:
 def count_memory(
     model: Architecture, forward: cost.Forward, machine: Machine, offload: str, call: int, state: int
 ) -> Memory:
-    """What lies on the GPU while the transformer runs.
+    """What is on the GPU while the transformer runs.
 
     Args:
         model: The model.
         forward: One forward pass of it.
         machine: Where it runs.
         offload: One of `OFFLOADS`.
-        call: Bytes of one sparse call beside q, k and v.
+        call: Bytes of one sparse call in addition to q, k and v.
         state: Bytes that layers keep from step to step.
     """
     activations = count_activations(model, forward, machine.value_bytes)
@@ -103,8 +103,8 @@ def moved_weights(model: Architecture, passes: int, value_bytes: int, offload: s
 
 
 def matrix_parameters(model: Architecture) -> float:
-    """Billions of parameters in the blocks' matrices, where nobody counted them. Text that runs through the
-    blocks may have matrices of its own in each of them: they are counted twice then. An estimate."""
+    """Billions of parameters in the blocks' matrices, estimated where they were not counted. If text runs
+    through the blocks, it may have matrices of its own there, so they are counted twice."""
     inner, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     layer = 2 * model.width * (inner + kv) + model.mlp_matrices * model.width * model.mlp
     if model.text == "cross":
@@ -115,8 +115,8 @@ def matrix_parameters(model: Architecture) -> float:
 
 
 def count_activations(model: Architecture, forward: cost.Forward, value_bytes: int) -> int:
-    """Of one layer: the residual stream and its norm in fp32, with q, k, v and output, or with the hidden
-    layer of the feed-forward, whichever is more."""
+    """Activations of one layer: the residual stream and its norm in fp32, with q, k, v and output or with the
+    hidden layer of the feed-forward, whichever is more."""
     inner, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = value_bytes * (2 * inner + 2 * kv)
     feed_forward = value_bytes * model.mlp * (model.mlp_matrices - 1)

@@ -1,68 +1,15 @@
-"""The models as data: what a forward pass multiplies, how a video becomes tokens, what the paper reports.
+"""The models as data: sizes of a forward pass, how a video becomes tokens, what the paper reports.
 
-Sources: the layer structure is that of diffusers' transformers; sizes are those of the released configs, and
-those of the model in the box. Parameters of transformers, VAEs and T5 or Llama encoders were counted on
-diffusers' and transformers' classes; those of other text encoders are what their makers state.
+Sources: the layer structure is that of diffusers' transformers; sizes are those of the released configs and
+of the model in the box. Parameters of transformers, VAEs and T5 or Llama encoders were counted on the classes
+of diffusers and transformers; those of other text encoders are what their makers state.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-
-@dataclass(frozen=True)
-class Reference:
-    """A row of the paper's Table 1, the settings that give its dense FLOPs, and what we know of them."""
-
-    size: tuple[int, int]  # width, height in pixels
-    frames: int
-    steps: int
-    density: float  # realised
-    dense_pflops: float
-    sparse_pflops: float
-    speedup: float
-    assumption: str
-    seconds: tuple[float, float] | None = None  # dense and sparse, on an H100
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A video transformer, as far as its cost goes. All layers are alike in what they multiply."""
-
-    name: str
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    width: int  # of the residual stream
-    mlp: int  # hidden width of the feed-forward
-    mlp_matrices: int  # 2, or 3 if it is gated
-    text_tokens: int
-    # Where the text is: "joint" among queries and keys of self-attention, "keys" in a causal stream of its
-    # own whose keys the video sees too, "cross" in a cross-attention.
-    text: str
-    text_width: int  # what the keys and values of a cross-attention are projected from; else unused
-    in_channels: int
-    out_channels: int
-    patch: tuple[int, int, int]  # frames, height, width
-    frame_compression: int  # of the VAE; 1 without one
-    pixel_compression: int
-    pads: bool = False  # an incomplete patch is padded; otherwise the video is cropped to whole patches
-    passes: int = 2  # forward passes per step: 2 with classifier-free guidance
-    transformers: int = 1  # 2: one takes over from the other along the way
-    steps: int = 50
-    size: tuple[int, int] = (1280, 720)
-    frames: int = 81
-    density: float = 0.22
-    dense_steps: float = 0.20  # a whole number counts, a fraction is a share, as in residua.accelerate
-    dense_layers: float = 0.03
-    parameters: float = 0.0  # of one transformer, in billions; 0: estimated from its matrices
-    text_encoder: float = 0.0  # billions, of the largest one; 0: none, or not known
-    others: float = 0.0  # billions: VAE, image encoder and further text encoders
-    in_batch: int = 1  # passes of a step that run as one batch
-    reference: Reference | None = None
-    notes: tuple[str, ...] = ()
-
+from .architecture import Architecture, Reference
 
 HUNYUAN = Architecture(
     name="hunyuanvideo",

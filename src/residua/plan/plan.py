@@ -9,12 +9,12 @@ from typing import Any
 
 from ..config import Config
 from . import cost
+from .architecture import Architecture
 from .calls import SparseCall
 from .memory import Memory
-from .models import Architecture
 from .speeds import Machine
 
-WORTH = 1.05  # a smaller end-to-end gain is within what the model cannot know
+WORTH = 1.05  # a smaller end-to-end gain is within the uncertainty of the estimate
 PFLOP = 1e15
 
 
@@ -25,7 +25,7 @@ class Plan:
     model: Architecture
     machine: Machine
     config: Config
-    method: str  # what is planned, in words
+    method: str  # the planned method, as text
     size: tuple[int, int]
     frames: int
     steps: int
@@ -36,7 +36,7 @@ class Plan:
     timed: SparseCall
     memory: Memory
     seconds: cost.Seconds
-    seconds_fast: cost.Seconds | None  # both runs with the machine's best dense kernel
+    seconds_fast: cost.Seconds | None  # both runs with the fastest dense kernel of the machine
     notes: tuple[str, ...]
 
     @property
@@ -61,14 +61,15 @@ class Plan:
 
     @property
     def evaluated(self) -> float:
-        """Share of all query-key pairs of the generation that is evaluated, dense calls included; with an
-        all-in density what is done beside them is in it, in pair equivalents."""
+        """Share of all query-key pairs of the generation that is evaluated, dense calls included. With an
+        all-in density it includes other work, in pair equivalents."""
         skipping = self.schedule.sparse_calls / self.schedule.calls
         return 1 - skipping * (1 - self.call.density)
 
     @property
     def sparse_pflops(self) -> float:
-        """Attention at its density, and the rest; what the density does not pay for is `overhead_pflops`."""
+        """Attention at its density, and the rest of the model; `overhead_pflops` is what the density does not
+        cover."""
         return self.evaluated * self.attention_pflops + self.rest_pflops
 
     @property

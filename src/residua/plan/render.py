@@ -10,7 +10,7 @@ from .plan import Plan
 
 
 def render(plan: Plan) -> RenderableType:
-    """Everything that `Plan.to_dict` says, for people."""
+    """Everything that `Plan.to_dict` says, as tables."""
     style = "bold green" if plan.worth_it else "bold yellow"
     parts: list[RenderableType] = [_request(plan), _costs(plan)]
     if plan.paper is not None:

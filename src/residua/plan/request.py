@@ -1,4 +1,4 @@
-"""From a request to its plan: what the user asked for, checked once."""
+"""Turns a user's request into a plan and checks it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..errors import InputError
 from ..integration.quality import DEFAULT_QUALITY, find_quality
 from ..spelling import did_you_mean
 from . import cost
+from .architecture import Architecture
 from .calls import time_call
 from .local import read_architecture
 from .memory import count_memory, find_offload, moved_weights
-from .models import ALIASES, MODELS, Architecture
+from .models import ALIASES, MODELS
 from .plan import Plan
 from .speeds import find_machine
 
@@ -39,8 +40,8 @@ def make_plan(
     Args:
         model: A name of `MODELS`, a hub id, or the path of a transformer's config.json or folder.
         size: Width x height in pixels; None: the model's default, as for frames and steps.
-        frames: Of the video.
-        steps: Of the sampler.
+        frames: Frames of the video.
+        steps: Steps of the sampler.
         density: A fixed density instead of a quality.
         gpu: One of `MACHINES`, or an alias.
         quality: "faithful", "balanced" or "fast".
@@ -104,7 +105,7 @@ def make_plan(
 def _method(
     model: Architecture, density: float | None, quality: str | None, paper: bool
 ) -> tuple[Config, str]:
-    """The config that is planned, and what it is called."""
+    """The config to plan, and its name."""
     if quality is not None and (paper or density is not None):
         other = "paper" if paper else "density"
         raise InputError(f"quality={quality!r} together with {other}: a quality sets both; leave one out")
@@ -185,7 +186,7 @@ def find_model(model: str) -> Architecture:
 def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # a name that cannot be a file name
         return False
 
 

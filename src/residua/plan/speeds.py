@@ -1,5 +1,4 @@
-"""How fast machines are, as the cost model sees them: sustained rates, each with where it comes from; and
-what they hold."""
+"""The speed of machines for the cost model: sustained rates, each with its source; and their memory."""
 
 from __future__ import annotations
 
@@ -16,16 +15,16 @@ class Machine:
     name: str
     label: str
     attention: float  # the dense kernel that a pipeline runs by default
-    fast_attention: float | None  # the best dense kernel known for it, where that is another one
-    linear: float  # everything else in the transformer: matrix products with their norms and activations
+    fast_attention: float | None  # the fastest known dense kernel, if that is another one
+    linear: float  # everything else in the transformer: matrix products with norms and activations
     sparse: float  # exact attention over the selected cells
     grouping: float  # k-means, fp32 or TF32
     bandwidth: float
     call_seconds: float  # launches, sorts and small factorisations of one sparse call
     value_bytes: int
     basis: str
-    memory: float | None = None  # GiB that a program can use; None: not judged
-    link: float = 20.0  # GB/s between the machine's memory and the GPU's, for offloading
+    memory: float | None = None  # GiB that a program can use; None: unknown
+    link: float = 20.0  # GB/s from main memory to the GPU's, for offloading
 
 
 H100 = Machine(
@@ -150,7 +149,7 @@ AMD = ("mi300x", "mi300", "mi325x", "mi250x", "mi350x", "mi355x")
 
 
 def find_machine(name: object) -> Machine:
-    """The machine of a name as people write it: h100, rtx4090, "GeForce RTX 5090", l40s, cpu."""
+    """The machine of a name as users write it: h100, rtx4090, "GeForce RTX 5090", l40s, cpu."""
     known = ", ".join(MACHINES)
     if not isinstance(name, str):
         raise InputError(f"gpu={name!r}: wanted one of {known}")

@@ -1,4 +1,4 @@
-"""Tokens at usual sizes and the gain to expect, of every named model: `python -m residua.plan.table`."""
+"""Tokens at usual sizes and the expected gain for every named model: `python -m residua.plan.table`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _line(name: str) -> str:
 
 
 def _whole(plan: Plan) -> str:
-    """The gain of the whole generation; bold where it is worth it."""
+    """The gain of the whole generation; bold if it is worthwhile."""
     gain = f"{plan.speedup:.2f}x"
     return f"**{gain}**" if plan.worth_it else gain
 

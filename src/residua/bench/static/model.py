@@ -220,14 +220,14 @@ def compile_launches(
 
 
 def _compile(job: tuple[str, str, dict[str, Any], dict[str, Any], int]) -> Code:
-    from ...execution.triton.gate import compile_only, usage
+    from ...execution.triton.gate import compile_only
 
     module, name, arguments, options, arch = job
     kernel = getattr(importlib.import_module(module), name)
     given = {n: x.meta() if isinstance(x, Shape) else x for n, x in arguments.items()}
     with compile_only(arch) as seen:
         kernel[(1,)](**given, **options)
-    return read_code(seen[0], usage(seen[0].asm["cubin"])["REG"])
+    return read_code(seen[0])
 
 
 def occupancy(code: Code, gpu: Gpu) -> int:

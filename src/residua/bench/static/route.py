@@ -10,7 +10,8 @@ import torch
 
 from ... import budget
 from ...config import Config
-from ...execution.backend import Demand, choose_backend
+from ...execution.backend import Demand
+from ...execution.selection import choose_backend
 from ...grouping.partition import group_tokens
 from ...inputs import validate
 from ...reconstruction import RECONSTRUCTIONS, GroupedCall

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ...errors import BackendError
-from ...execution.triton.gate import tool
+from ...execution.triton.cubin import disassemble, usage
 
 MIN_LOOP = 12  # instructions; shorter loops are waits and searches
 MATRIX = re.compile(r"^(HMMA|HGMMA|QMMA|QGMMA|UTC\w*MMA)")
+JUMPS = ("BRA", "CALL.REL.NOINC")  # the assembler writes some branches that leave a loop as calls
 # instructions that wait for a product before they can start: the softmax, or another reduction of the scores
 DEPENDENT = (
     "FFMA",
@@ -66,14 +63,10 @@ class Code:
         return self.instructions - sum(loop.instructions for loop in self.loops)
 
 
-def read_code(kernel: Any, registers: int) -> Code:
-    """Disassembles what Triton compiled.
-
-    Args:
-        kernel: a compiled Triton kernel, with its `cubin`.
-        registers: per thread, as the compile gate measured them.
-    """
-    instructions, labels = _parse(_disassemble(kernel.asm["cubin"]))
+def read_code(kernel: Any) -> Code:
+    """Disassembles what Triton compiled: a kernel with its `cubin`."""
+    registers = usage(kernel.asm["cubin"])["REG"]
+    instructions, labels = _parse(disassemble(kernel.asm["cubin"]))
     bodies = _natural_loops(instructions, labels)
     rows = []
     for _, body in bodies:
@@ -101,16 +94,6 @@ def _loop(depth: int, names: list[str], multiplies: bool) -> Loop:
     )
 
 
-def _disassemble(cubin: bytes) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
-        path.write_bytes(cubin)
-        shown = subprocess.run([tool("nvdisasm"), "-c", str(path)], capture_output=True, text=True)
-    if shown.returncode:
-        raise BackendError(f"nvdisasm failed: {shown.stderr.strip()[:200]}; update Triton")
-    return shown.stdout
-
-
 def _parse(text: str) -> tuple[list[tuple[str, str]], dict[str, int]]:
     """Instructions as (name, operands), and the place of every label."""
     instructions: list[tuple[str, str]] = []
@@ -122,8 +105,11 @@ def _parse(text: str) -> tuple[list[tuple[str, str]], dict[str, int]]:
             continue
         found = re.search(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+\s+)?([A-Z0-9_.a-z]+)(.*?);", line)
         if found:
-            # a branch or exit under a condition may also go on; its name says so
-            conditional = found[1] and found[2].startswith(("BRA", "EXIT"))
+            # a branch or exit under a condition may also go on; its name says so. From sm_100 on the
+            # condition may be the first operand
+            conditional = found[2].startswith((*JUMPS, "EXIT")) and (
+                found[1] or re.match(r"\s*!?U?P\d", found[3])
+            )
             instructions.append((found[2] + (".IF" if conditional else ""), found[3]))
     return instructions, labels
 
@@ -159,7 +145,7 @@ def _edges(instructions: list[tuple[str, str]], labels: dict[str, int]) -> list[
     found = []
     for place, (name, operands) in enumerate(instructions):
         after = [place + 1] if place + 1 < len(instructions) else []
-        target = re.search(r"(\.L_x_\d+)", operands) if name.startswith("BRA") else None
+        target = re.search(r"(\.L_x_\d+)", operands) if name.startswith(JUMPS) else None
         if name == "EXIT":
             after = []
         if target and target[1] in labels and labels[target[1]] < len(instructions):

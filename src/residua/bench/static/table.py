@@ -17,6 +17,7 @@ TOKENS = (8192, 32768, 75600)
 DENSITIES = (0.05, 0.22)
 HEADS = (8, 40)  # two counts give the part that does not depend on them
 HEAD_DIM = 128
+Codes = dict[int, dict[tuple[Any, ...], Any]]  # by architecture and signature
 
 
 def make_table(
@@ -24,10 +25,11 @@ def make_table(
     tokens: Sequence[int] = TOKENS,
     densities: Sequence[float] = DENSITIES,
     workers: int | None = None,
+    codes: Codes | None = None,
 ) -> dict[str, Any]:
     """For every GPU, token count and density: milliseconds of a warm call, fixed and per head, launches and
-    memory."""
-    codes: dict[int, dict[tuple[Any, ...], Any]] = {}
+    memory. What is compiled on the way is put into `codes`."""
+    codes = {} if codes is None else codes
     rows = []
     for name in names:
         known = codes.setdefault(GPUS[name].arch, {})
@@ -76,13 +78,16 @@ def _line(few: Estimate, many: Estimate) -> dict[str, float]:
 
 
 def write(names: Sequence[str]) -> None:
-    """Puts the GPUs of those names into the table, and leaves the others in it as they are."""
-    kept = json.loads(FILE.read_text())["calls"] if FILE.exists() else []
-    made = make_table(names)["calls"]
-    rows = [row for row in kept if row["gpu"] not in names] + made
-    rows.sort(key=lambda row: (list(GPUS).index(row["gpu"]), row["tokens"], row["density"]))
-    lines = ",\n  ".join(json.dumps(row) for row in rows)
-    FILE.write_text(f'{{"head_dim": {HEAD_DIM}, "calls": [\n  {lines}\n]}}\n')
+    """Puts the GPUs of those names into the table, one after the other, and leaves the others in it as they
+    are."""
+    codes: Codes = {}
+    for name in names:
+        kept = json.loads(FILE.read_text())["calls"] if FILE.exists() else []
+        made = make_table([name], codes=codes)["calls"]
+        rows = [row for row in kept if row["gpu"] != name] + made
+        rows.sort(key=lambda row: (list(GPUS).index(row["gpu"]), row["tokens"], row["density"]))
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        FILE.write_text(f'{{"head_dim": {HEAD_DIM}, "calls": [\n  {lines}\n]}}\n')
 
 
 if __name__ == "__main__":

@@ -162,9 +162,12 @@ def _key_covariance(launch: Launch, tiles: RouteTiles) -> Work:
 def _moment(launch: Launch, tiles: RouteTiles) -> Work:
     a = launch.arguments
     trips = launch.grid * cdiv(a["M"], a["BM"])
-    flops = 3 * TF32 * 2 * a["BD"] * a["BD"] * a["BM"] * trips
+    exact = a["X"].dtype.itemsize == 2 and not a["CENTRED"]
+    flops = (1 if exact else 3 * TF32) * 2 * a["BD"] * a["BD"] * a["BM"] * trips
     # one program per head: its rows one block after the other
-    return Work(tensors(launch), (trips,), flops, flops / 6, serial_cycles=1500.0 * cdiv(a["M"], a["BM"]))
+    useful = 2 * launch.grid * a["M"] * a["D"] ** 2
+    cycles = (600.0 if exact else 1500.0) * cdiv(a["M"], a["BM"])
+    return Work(tensors(launch), (trips,), flops, useful, serial_cycles=cycles)
 
 
 def _small_kmeans(launch: Launch, tiles: RouteTiles) -> Work:
@@ -212,6 +215,16 @@ def _segment_mean(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(tensors(launch, "SPARE"))
 
 
+def _candidates(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    own = launch.grid * a["R"] * (a["DV"] * a["SLOPE"].dtype.itemsize + 8) if a["DRIFT"] else 0
+    return Work(tensors(launch, "ORIGIN", "CURVE", "SLOPE") + own)
+
+
+def _switch(launch: Launch, tiles: RouteTiles) -> Work:
+    return Work(launch.arguments["CHOICE"].bytes)  # most heads switch nothing off
+
+
 def _spoil(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(launch.arguments["LOST"].bytes)  # nothing is lost in a sound call
 
@@ -222,6 +235,7 @@ WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
     "key_covariance": _key_covariance, "moment": _moment,
     "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,
     "starts": _starts, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
+    "candidates": _candidates, "switch": _switch,
 }  # fmt: skip
 
 

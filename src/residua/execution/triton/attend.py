@@ -15,10 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Route, SummaryKeys
+from .attend_tiles import columns_of, low_tiles, tiles_for
 from .drift import drift_rows
-from .schedule import row_tile, schedule_tiles
-from .shapes import WARP_GROUP_GPUS, Tiles, architecture, padded, positive_scale, precision
-from .softmax import fold
+from .schedule import schedule_tiles, tile_group, tile_rows
+from .shapes import padded, positive_scale, precision
+from .softmax import weigh
 
 
 @triton.jit
@@ -59,6 +60,7 @@ def attend_kernel(
     BN: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
+    BC: tl.constexpr,  # columns of an accumulator: BDV, or half of it
     BT: tl.constexpr,
     BR: tl.constexpr,
     ROWS: tl.constexpr,  # of a tall tile
@@ -70,20 +72,24 @@ def attend_kernel(
 ):
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
-    at_head = head * (CQ + 1)
-    group, start, stop = row_tile(ENDS + at_head, OFFSETS + at_head, NQ, CQ, pid % tiles, ROWS, LOW)
+    ENDS += head * (CQ + 1)
+    OFFSETS += head * (CQ + 1)
+    group = tile_group(ENDS, CQ, pid % tiles)
+    start, stop = tile_rows(ENDS, OFFSETS, NQ, CQ, group, pid % tiles, ROWS, LOW, "")
     if start >= stop:
         return
     index = start + tl.arange(0, BM)
     rows = tl.load(ORDER + head * NQ + index, mask=index < stop, other=0)
     dims = tl.arange(0, BD)
-    cols = tl.arange(0, BDV)
+    cols = tl.arange(0, BC)
     Q += head // H * sb + head % H * sh
     row_mask = (index < stop)[:, None]
     q = tl.load(Q + rows[:, None] * sn + dims[None, :] * sd, mask=row_mask & (dims < D)[None, :], other=0.0)
     top = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    acc = tl.zeros([BM, BDV], tl.float32)
+    acc = tl.zeros([BM, BC], tl.float32)
+    if BC < BDV:  # a dot of more columns than rows would be spread over the warps by columns
+        right = tl.zeros([BM, BC], tl.float32)
 
     row = head * CQ + group
     grouped = group < CQ  # rows of no group see nothing
@@ -102,7 +108,11 @@ def attend_kernel(
         k = tl.load(K + at[None, :] * BD + dims[:, None])
         v = tl.load(V + at[:, None] * BDV + cols[None, :])
         scores = tl.dot(q, k, input_precision=PRECISION)
-        top, total, acc = fold(scores, scale, v, top, total, acc, PRECISION)
+        p, fade, top, total = weigh(scores, scale, top, total)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+        if BC < BDV:
+            v = tl.load(V + at[:, None] * BDV + BC + cols[None, :])
+            right = tl.dot(p.to(v.dtype), v, right * fade[:, None], input_precision=PRECISION)
     KEY_TILES += (room - 1) * 3
     for t in tl.range(0, cut, num_stages=1):
         word = tl.load(KEY_TILES - t * 3 + 1)
@@ -112,13 +122,18 @@ def attend_kernel(
         k = tl.load(K + at[None, :] * BD + dims[:, None], mask=live[None, :], other=0.0)
         v = tl.load(V + at[:, None] * BDV + cols[None, :], mask=live[:, None], other=0.0)
         scores = tl.where(live[None, :], tl.dot(q, k, input_precision=PRECISION), -float("inf"))
-        top, total, acc = fold(scores, scale, v, top, total, acc, PRECISION)
+        p, fade, top, total = weigh(scores, scale, top, total)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+        if BC < BDV:
+            v = tl.load(V + at[:, None] * BDV + BC + cols[None, :], mask=live[:, None], other=0.0)
+            right = tl.dot(p.to(v.dtype), v, right * fade[:, None], input_precision=PRECISION)
 
+    # read again rather than held in registers through the loops
+    start, stop = tile_rows(ENDS, OFFSETS, NQ, CQ, group, pid % tiles, ROWS, LOW, "evict_first")
+    index = start + tl.arange(0, BM)
+    row_mask = (index < stop)[:, None]
     if SUMMARY:
         before = top
-        # columns that are only padding read column 0: they meet zeros of q, or are not stored
-        own_dims = dims if BD == D else tl.where(dims < D, dims, 0)
-        own_cols = cols if BDV == DV else tl.where(cols < DV, cols, 0)
         tail = tl.zeros([BM], tl.float32)  # the sum over the summary alone
         if DRIFT:
             rows = tl.load(
@@ -126,24 +141,36 @@ def attend_kernel(
             )
             bend = tl.load(BEND + head * NQ + rows, mask=index < stop, other=0.0) * 1.4426950408889634
             on = tl.zeros([], tl.int32)
-        for t in tl.range(0, T, BT, num_stages=1):
+        for t in tl.range(0, T, BT, num_stages=1, disable_licm=not DRIFT):
             slots = t + tl.arange(0, BT)
             at = row * T + slots
             weight = tl.load(SUMMARY_W + at, mask=(slots < T) & grouped, other=-float("inf"))
             live = weight > -float("inf")
-            k = tl.load(SUMMARY_K + at[None, :] * D + own_dims[:, None], mask=live[None, :], other=0.0)
-            v = tl.load(SUMMARY_V + at[:, None] * DV + own_cols[None, :], mask=live[:, None], other=0.0)
-            high = k.to(q.dtype)
-            scores = tl.dot(q, high, input_precision=PRECISION)
+            own = live[None, :] & (dims < D)[:, None]
+            k = tl.load(SUMMARY_K + at[None, :] * D + dims[:, None], mask=own, other=0.0)
+            own = live[:, None] & (cols < DV)[None, :]
+            v = tl.load(SUMMARY_V + at[:, None] * DV + cols[None, :], mask=own, other=0.0)
+            scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION)
             if SUMMARY_K.dtype.element_ty != q.dtype:
-                # what the cast dropped: log-weights cancel against these products, so the digits matter
-                scores = tl.dot(q, (k.to(tl.float32) - high.to(tl.float32)).to(q.dtype), scores)
+                # what the cast dropped: log-weights cancel against these products, so the digits matter. Read
+                # again rather than held in registers
+                own = live[None, :] & (dims < D)[:, None]
+                again = SUMMARY_K + at[None, :] * D + dims[:, None]
+                k = tl.load(again, mask=own, other=0.0, eviction_policy="evict_first").to(tl.float32)
+                scores = tl.dot(q, (k - k.to(q.dtype).to(tl.float32)).to(q.dtype), scores)
             scores = scores * scale + weight[None, :] * 1.4426950408889634
             if DRIFT:
                 scores += bend[:, None]
                 on = tl.maximum(on, tl.max(live.to(tl.int32), 0))
             scores = tl.where(live[None, :], scores, -float("inf"))
-            top, tail, acc = fold(scores, 1.0, v.to(V.dtype.element_ty), top, tail, acc, PRECISION)
+            p, fade, top, tail = weigh(scores, 1.0, top, tail)
+            p, v = p.to(V.dtype.element_ty), v.to(V.dtype.element_ty)
+            acc = tl.dot(p, v, acc * fade[:, None], input_precision=PRECISION)
+            if BC < BDV:
+                own = live[:, None] & (BC + cols < DV)[None, :]
+                v = tl.load(SUMMARY_V + at[:, None] * DV + BC + cols[None, :], mask=own, other=0.0)
+                v = v.to(V.dtype.element_ty)
+                right = tl.dot(p, v, right * fade[:, None], input_precision=PRECISION)
         total = total * tl.exp2(before - tl.where(top == -float("inf"), 0.0, top)) + tail
         if DRIFT:
             # where every key is off, the drift may hold anything
@@ -157,20 +184,26 @@ def attend_kernel(
                 # another tl.dot makes the compiler hold q in registers, and spill
                 for r in tl.range(0, rank, num_stages=1):
                     y = tl.load(Y + r, mask=index < stop, other=0.0) * tail
-                    slope = tl.load(SLOPE + r * DV + own_cols).to(tl.float32)
+                    slope = tl.load(SLOPE + r * DV + cols, mask=cols < DV, other=0.0).to(tl.float32)
                     acc += y[:, None] * slope[None, :]
             else:
                 ranks = tl.arange(0, BR)
-                own = ranks < rank
-                y = tl.load(Y[:, None] + ranks[None, :], mask=row_mask & own[None, :], other=0.0)
-                slope = tl.load(SLOPE + ranks[:, None] * DV + own_cols[None, :], mask=own[:, None], other=0.0)
+                own = (ranks < rank)[:, None]
+                y = tl.load(Y[:, None] + ranks[None, :], mask=row_mask & (ranks < rank)[None, :], other=0.0)
+                y = y * tail[:, None]
+                SLOPE += ranks[:, None] * DV + cols[None, :]
+                slope = tl.load(SLOPE, mask=own & (cols < DV)[None, :], other=0.0)
                 # tf32 has the range of fp32, and no fewer digits than the values
-                acc = tl.dot(y * tail[:, None], slope.to(tl.float32), acc, input_precision="tf32")
+                acc = tl.dot(y, slope.to(tl.float32), acc, input_precision="tf32")
+                if BC < BDV:
+                    slope = tl.load(SLOPE + BC, mask=own & (BC + cols < DV)[None, :], other=0.0)
+                    right = tl.dot(y, slope.to(tl.float32), right, input_precision="tf32")
 
     # nothing kept: 0 and -inf. A sum of 0 over kept keys is dense attention's 0 / 0 and stays NaN
     empty = (full + cut == 0) & (total == 0.0)
-    acc /= tl.where(empty, 1.0, total)[:, None]
     lse = (tl.where(empty, 0.0, top) + tl.log2(total)) * 0.6931471805599453
+    total = tl.where(empty, 1.0, total)
+    acc /= total[:, None]
     OUT += head * NQ * DV
     # read again rather than held in registers through the loop
     rows = tl.load(ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_first")
@@ -179,28 +212,15 @@ def attend_kernel(
         acc.to(OUT.dtype.element_ty),
         mask=row_mask & (cols < DV)[None, :],
     )
+    if BC < BDV:
+        right /= total[:, None]
+        cols += BC
+        tl.store(
+            OUT + rows[:, None] * DV + cols[None, :],
+            right.to(OUT.dtype.element_ty),
+            mask=row_mask & (cols < DV)[None, :],
+        )
     tl.store(LSE + head * NQ + rows, lse, mask=index < stop)
-
-
-def tiles_for(width: int, dtype: torch.dtype, summary: bool, ragged: bool = False) -> Tiles:
-    """Tile sizes without spills that fit every supported GPU; the compile gate proves it."""
-    if dtype == torch.float32:
-        if width <= 64:
-            return Tiles(64, 32, 8, 2)
-        return Tiles(16 if summary and width <= 128 else 32, 16, 8, 2 if width <= 128 else 1)
-    if width <= 128:
-        # rows that end inside a block of 16 columns are addressed column by column, which takes registers
-        return Tiles(64 if summary and ragged else 128, 64, 8, 3)
-    # the two parts of a summary key of 256 columns leave registers for few rows only
-    return Tiles(16 if summary else 32, 32, 8, 2)
-
-
-def low_tiles(size: Tiles) -> Tiles | None:
-    """Tiles for what is left of a query group below half a tall tile; None where that saves nothing. Before
-    sm_90 the compiler would spread the columns of a low tile over the warps, at half the speed."""
-    if size.rows < 128 or architecture() not in WARP_GROUP_GPUS:
-        return None
-    return Tiles(size.rows // 2, size.keys, size.warps // 2, size.stages)
 
 
 def attend(
@@ -223,8 +243,7 @@ def attend(
         return out, lse
     width = max(padded(dim), padded(value_dim))
     drift = summary.drift if summary is not None else None
-    ragged = (dim % 16 or value_dim % 16) > 0
-    size = tiles_for(width, q.dtype, summary is not None, ragged)
+    size = tiles_for(width, q.dtype, summary is not None)
     low = low_tiles(size)
     schedule = schedule_tiles(route, size.rows, size.keys, low is not None)
     weighted = (summary.keys, summary.values, summary.log_weight) if summary is not None else (q, q, q)
@@ -265,6 +284,7 @@ def attend(
             BN=tile.keys,
             BD=padded(dim),
             BDV=padded(value_dim),
+            BC=columns_of(tile, tile is low, padded(value_dim)),
             BT=16,
             BR=padded(max(1, rank)),
             ROWS=size.rows,

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError, ResiduaError
-from ...types import Partition, Route, SummaryKeys
+from ...types import Drift, Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
 
 MIN_CAPABILITY = (8, 0)
+MIN_TRITON = (3, 5)  # as in pyproject.toml
 _SESSION = threading.local()  # what one call of this thread shares between its stages
 
 
@@ -30,6 +32,9 @@ def missing_triton() -> str | None:
     """Why Triton kernels cannot run on this machine at all, or None."""
     if find_spec("triton") is None:
         return "Triton is not installed: pip install 'residua[gpu]'"
+    found = version("triton")
+    if tuple(int(part) for part in found.split(".")[:2]) < MIN_TRITON:
+        return f"Triton {found}: the kernels need {'.'.join(map(str, MIN_TRITON))} or newer, so a newer torch"
     if not interpreting() and not torch.cuda.is_available():
         return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on CPU tensors, for tests only)"
     return None
@@ -360,22 +365,28 @@ class TritonBackend(Backend):
 
     @entry
     def mixed_covariance(
-        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor,
+        pool: Tensor | None = None, pools: int = 0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        from .. import plain
         from .covariance import key_covariance
         from .shapes import padded
 
         known = getattr(_SESSION, "gathered", None)
         keep: tuple[Tensor, Tensor] | None = None
         values, keys = v, self.group_major(k, kv)
-        if known is None or (id(v), id(kv.order)) in known:
-            values = self.group_major(v, kv)
+        # of fp32 and many columns that kernel has no registers left to sort them as well
+        wide = v.dtype == torch.float32 and padded(max(k.shape[-1], v.shape[-1])) > 128
+        if known is None or wide or (id(v), id(kv.order)) in known:
+            values = self.group_major(v, kv, values=True)
         else:  # they are read in group order here for the first time
             rows = torch.empty(*v.shape[:3], padded(v.shape[-1]), dtype=v.dtype, device=v.device)
             keep = (rows, torch.zeros(*v.shape[:2], v.shape[-1], dtype=torch.int32, device=v.device))
             known[id(v), id(kv.order)] = (rows, v, kv.order)
             _SESSION.lost[id(v)] = (keep[1], v)
         covariance, variance = key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep)
+        if pool is not None:
+            share = plain.pooled_share(share, kv, pool, pools, self.matmul)
         # of 16 bits where the keys have no more: shares and covariances only weigh a correction
         share = share.to(covariance.dtype)
         return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
@@ -396,6 +407,33 @@ class TritonBackend(Backend):
         from .split import split_rows
 
         return split_rows(rows, k, v, kv, kept, key_mask, scale)
+
+    @entry
+    def candidate_errors(
+        self, rows: Tensor, group: Tensor, exact: Tensor, kept: tuple[Tensor, Tensor],
+        skipped: tuple[Tensor, Tensor], drift: Drift | None,
+    ) -> Tensor:  # fmt: skip
+        from .judging import candidate_errors
+
+        return candidate_errors(rows, group, exact, kept, skipped, drift)
+
+    @entry
+    def best_candidate(
+        self, errors: Tensor, weights: Tensor, bare: Tensor, handicap: float
+    ) -> tuple[Tensor, Tensor]:
+        from .judging import best_candidate
+
+        return best_candidate(errors, weights, bare, handicap)
+
+    def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
+        from .judging import switch_summary
+
+        drift = summary.drift
+        changed = (summary.log_weight, *((drift.curve, drift.slope) if drift is not None else ()))
+        if not all(x.is_contiguous() for x in changed):
+            return super().switch_summary(summary, choice)
+        with device_guard(choice.device), explained("Triton", "portable"):
+            return switch_summary(summary, choice)
 
     @entry
     def add_affine(

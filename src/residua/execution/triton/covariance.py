@@ -234,7 +234,7 @@ def key_covariance(
             BR=padded(rank),
             BDV=value_width,
             GATHER=keep is not None,
-            num_warps=4,
+            num_warps=8 if max(width, value_width) > 128 and keys.dtype == torch.float32 else 4,
             num_stages=2,
         )
     return covariance, variance

@@ -18,6 +18,7 @@ from .backend import TritonBackend
 
 TOKENS, HEADS, QUERY_GROUPS, KV_GROUPS, PROBES, RANK = 75600, 40, 300, 1000, 64, 16
 SUMMARY_KEYS, SLOTS = 65, 128
+HEAD_DIMS = (64, 72, 80, 96, 128)  # of the models that are known, in bf16
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SHORT = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
 
@@ -45,35 +46,31 @@ def cases() -> list[Case]:
         Case("neighbourhoods", _neighbourhoods),
         Case("D=128 bf16", partial(_spoil, 128, BF16)),
     ]
-    for dim, dtype, rank in ((64, BF16, 48), (128, BF16, 64), (128, FP32, 64), (256, FP16, 128)):
+    for dim, rank in ((64, 48), (72, 48), (80, 48), (96, 64), (128, 64)):
+        found.append(Case(f"D={dim} bf16, rank {rank}", partial(_project, dim, BF16, rank)))
+    for dim, dtype, rank in ((128, FP32, 64), (256, FP16, 128)):
         found.append(Case(f"D={dim} {SHORT[dtype]}, rank {rank}", partial(_project, dim, dtype, rank)))
     for rank, masked in ((48, False), (64, True), (256, False)):
         found.append(Case(f"rank {rank}{', masked' if masked else ''}", partial(_kmeans, rank, masked)))
-    for dim, dtype in ((96, BF16), (128, BF16), (256, FP32)):
+    everywhere = [(dim, BF16) for dim in HEAD_DIMS]
+    for dim, dtype in (*everywhere, (256, FP32)):
         found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_move, dim, dtype)))
-    for dim, dtype in (
-        (64, BF16),
-        (72, BF16),
-        (128, BF16),
-        (128, FP16),
-        (256, BF16),
-        (128, FP32),
-        (256, FP32),
-    ):
-        found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_mass, dim, dtype)))
-        found.append(Case(f"D={dim} {SHORT[dtype]}", partial(_slots, dim, dtype)))
-        found.append(Case(f"D={dim} {SHORT[dtype]}, rank {RANK}", partial(_covariance, dim, dtype)))
-    for dim, dtype in ((64, BF16), (128, BF16), (128, FP32)):
+    for dim, dtype in (*everywhere, (128, FP16), (256, BF16), (128, FP32), (256, FP32)):
+        label = f"D={dim} {SHORT[dtype]}"
+        found.append(Case(label, partial(_mass, dim, dtype)))
+        found.append(Case(label, partial(_slots, dim, dtype)))
+        found.append(Case(f"{label}, rank {RANK}", partial(_covariance, dim, dtype)))
+        found.append(Case(label, partial(_judge, dim, dtype)))
+    for dim, dtype in (*everywhere, (128, FP32)):
         found.append(Case(f"D={dim} to {SHORT[dtype]}", partial(_correct, dim, dtype)))
-    for dtype, dims in ((BF16, (64, 72, 80, 96, 128, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
+    for dtype, dims in ((BF16, (*HEAD_DIMS, 256)), (FP16, (128,)), (FP32, (64, 128, 256))):
         for dim in dims:
             label = f"D={dim} {SHORT[dtype]}"
             # what is not a power of two is padded the same way: the largest kernel stands for all
             for kind in (", drift",) if dim in (72, 80) else ("", ", summary", ", drift"):
                 found.append(Case(label + kind, partial(_attend, dim, dtype, kind)))
-            if dim not in (72, 80):
-                found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
-                found.append(Case(f"{label}, key mask", partial(_split, dim, dtype)))
+            found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
+            found.append(Case(f"{label}, key mask", partial(_split, dim, dtype)))
     return found
 
 
@@ -108,7 +105,8 @@ def _kmeans(rank: int, masked: bool, backend: TritonBackend) -> None:
 
 
 def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
-    from .permute import gather_noting, scatter_rows
+    from .join import join_rows
+    from .permute import gather_noting
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
@@ -116,7 +114,8 @@ def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
         backend.sorted_means(tokens(dim, dtype), partition(KV_GROUPS))
     gather_noting(tokens(dim, dtype), order, partition(KV_GROUPS).offsets, dim)
     backend.gather_rows(tokens(dim, dtype), order)
-    scatter_rows(empty(1, HEADS, TOKENS, dim, dtype=dtype), order)
+    x, lse = empty(HEADS, TOKENS, dim, dtype=dtype), empty(HEADS, TOKENS)
+    join_rows(x, lse, x, lse, order[0])
 
 
 def _mass(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
@@ -172,8 +171,7 @@ def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
         backend.mixed_covariance(share, x, factor, tokens(dim, dtype), kv, centroids)
 
 
-def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> None:
-    x = tokens(dim, dtype)
+def _summary(dim: int, dtype: torch.dtype, drifts: bool) -> SummaryKeys:
     groups = (1, HEADS, QUERY_GROUPS)
     drift = Drift(
         empty(1, HEADS, dim, RANK),
@@ -182,24 +180,39 @@ def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> 
         empty(*groups, RANK, dim, dtype=FP32 if dtype == FP32 else BF16),
     )
     # with a drift keys and values come as the slots' kernel writes them, without one as centroids in fp32
-    room, own = ((*groups, SLOTS), dtype) if "drift" in kind else ((*groups, SUMMARY_KEYS), FP32)
-    summary = SummaryKeys(
-        empty(*room, dim, dtype=own), empty(*room, dim, dtype=own), empty(*room),
-        drift if "drift" in kind else None,
-    )  # fmt: skip
-    backend.attend(x, x, x, route(), 0.1, summary if kind else None, FP32)
+    room, own = ((*groups, SLOTS), dtype) if drifts else ((*groups, SUMMARY_KEYS), FP32)
+    return SummaryKeys(
+        empty(*room, dim, dtype=own), empty(*room, dim, dtype=own), empty(*room), drift if drifts else None
+    )
+
+
+def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> None:
+    x = tokens(dim, dtype)
+    summary = _summary(dim, dtype, "drift" in kind) if kind else None
+    backend.attend(x, x, x, route(), 0.1, summary, FP32)
 
 
 def _rows(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     x = tokens(dim, dtype)
     mask = empty(1, TOKENS, dtype=torch.bool)
-    backend.attend_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, mask, 0.1)
+    for count in (PROBES, 4 * PROBES):
+        backend.attend_rows(empty(1, HEADS, count, dim, dtype=dtype), x, x, mask, 0.1)
 
 
 def _split(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     x, mask = tokens(dim, dtype), empty(1, TOKENS, dtype=torch.bool)
     kept = empty(1, HEADS, PROBES, KV_GROUPS, dtype=torch.bool)
     backend.split_rows(empty(1, HEADS, PROBES, dim, dtype=dtype), x, x, partition(KV_GROUPS), kept, mask, 0.1)
+
+
+def _judge(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
+    rows, group = empty(1, HEADS, PROBES, dim, dtype=dtype), empty(1, HEADS, PROBES, dtype=torch.long)
+    exact, lse = empty(1, HEADS, PROBES, dim), empty(1, HEADS, PROBES)
+    summary = _summary(dim, dtype, drifts=True)
+    errors = backend.candidate_errors(rows, group, exact, (exact, lse), (exact, lse), summary.drift)
+    bare = empty(1, HEADS, dtype=torch.bool)
+    choice, _ = backend.best_candidate(errors, lse, bare, 0.9)
+    backend.switch_summary(summary, choice)
 
 
 def _correct(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:

@@ -48,7 +48,10 @@ def moment_kernel(
     for first in tl.range(0, M, BM, num_stages=1):
         rows = first + tl.arange(0, BM)
         x, taken = _rows(X, COUNTED, head, rows, dims, M, sn, sd, D, HAS_COUNTED)
-        x = tl.where(taken[:, None] & (dims < D)[None, :], x - mean[None, :], 0.0)
+        if CENTRED:
+            x = tl.where(taken[:, None] & (dims < D)[None, :], x - mean[None, :], 0.0)
+        elif X.dtype.element_ty != tl.float32:
+            x = x.to(X.dtype.element_ty)  # products of 16 bits are exact
         acc = tl.dot(tl.trans(x), x, acc, input_precision="tf32x3")
         count += tl.sum(taken.to(tl.float32), 0)
     acc = acc / tl.maximum(count, 1.0)

@@ -1,4 +1,4 @@
-"""Rows into group-major order and back."""
+"""Rows into group-major order."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -16,13 +16,12 @@ from .shapes import cdiv, padded
 def permute_kernel(
     X,  # [B, H, N, D] strided
     ORDER,  # [B, H, M] int64
-    OUT,  # [B, H, M or N, D]
+    OUT,  # [B, H, M, DO]
     LOST,  # [B, H, D] int32, zeros, or any pointer: channels that are not finite
     OFFSETS,  # [B, H, C + 1] int64, or any pointer: only rows before the last of them are looked at
     C,
     H,
     M,
-    rows_out,
     sb,
     sh,
     sn,
@@ -32,23 +31,20 @@ def permute_kernel(
     DO: tl.constexpr,  # columns of a row of OUT; those past D are 0
     BM: tl.constexpr,
     BD: tl.constexpr,
-    SCATTER: tl.constexpr,
     NOTE: tl.constexpr,
 ):
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
     dims = tl.arange(0, BD)
-    there = tl.load(ORDER + head * M + here, mask=here < M, other=0)
-    source = here if SCATTER else there
-    target = there if SCATTER else here
+    source = tl.load(ORDER + head * M + here, mask=here < M, other=0)
     mask = (here < M)[:, None] & (dims < D)[None, :]
     X += head // H * sb + head % H * sh
-    OUT += head * rows_out * DO
+    OUT += head * M * DO
     x = tl.load(X + source[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
     if NOTE:
         note_lost(x, here < tl.load(OFFSETS + head * (C + 1) + C), LOST + head * D, dims, D)
-    tl.store(OUT + target[:, None] * DO + dims[None, :], x, mask=(here < M)[:, None] & (dims < DO)[None, :])
+    tl.store(OUT + here[:, None] * DO + dims[None, :], x, mask=(here < M)[:, None] & (dims < DO)[None, :])
 
 
 def gather_rows(x: Tensor, order: Tensor, columns: int | None = None) -> Tensor:
@@ -58,7 +54,7 @@ def gather_rows(x: Tensor, order: Tensor, columns: int | None = None) -> Tensor:
     """
     batch, heads, _, dim = x.shape
     out = torch.empty(batch, heads, order.shape[-1], columns or dim, dtype=x.dtype, device=x.device)
-    return _launch(x, order, out, scatter=False)
+    return _launch(x, order, out)
 
 
 def gather_noting(x: Tensor, order: Tensor, offsets: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -69,19 +65,13 @@ def gather_noting(x: Tensor, order: Tensor, offsets: Tensor, columns: int) -> tu
     batch, heads, _, dim = x.shape
     out = torch.empty(batch, heads, order.shape[-1], columns, dtype=x.dtype, device=x.device)
     lost = torch.zeros(batch, heads, dim, dtype=torch.int32, device=x.device)
-    return _launch(x, order, out, scatter=False, lost=lost, offsets=offsets), lost
-
-
-def scatter_rows(x: Tensor, order: Tensor) -> Tensor:
-    """out[order[n]] = x[n], the inverse of `gather_rows` for a permutation.  # [B, H, N, D] -> the same"""
-    return _launch(x, order, torch.empty(x.shape, dtype=x.dtype, device=x.device), scatter=True)
+    return _launch(x, order, out, lost=lost, offsets=offsets), lost
 
 
 def _launch(
     x: Tensor,
     order: Tensor,
     out: Tensor,
-    scatter: bool,
     lost: Tensor | None = None,
     offsets: Tensor | None = None,
 ) -> Tensor:
@@ -99,14 +89,12 @@ def _launch(
         0 if offsets is None else offsets.shape[-1] - 1,
         heads,
         count,
-        out.shape[2],
         *x.stride(),
         tiles,
         D=x.shape[-1],
         DO=out.shape[-1],
         BM=rows,
         BD=padded(out.shape[-1]),
-        SCATTER=scatter,
         NOTE=lost is not None,
         num_warps=4,
     )

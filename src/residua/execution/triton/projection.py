@@ -26,6 +26,7 @@ def project_kernel(
     sn,
     sd,
     tiles,
+    columns,  # D, as a number that the compiler does not know: it would unroll the loop, and spill
     floor,
     D: tl.constexpr,
     BN: tl.constexpr,
@@ -40,7 +41,7 @@ def project_kernel(
     X += head // H * sb + head % H * sh
     W += head * D * R
     y = tl.zeros([BN, BR], tl.float32)
-    for start in range(0, D, BK):
+    for start in range(0, columns, BK):
         dims = start + tl.arange(0, BK)
         x = tl.load(
             X + rows[:, None] * sn + dims[None, :] * sd,
@@ -88,6 +89,7 @@ def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = tor
         rank,
         *x.stride(),
         tiles,
+        dim,
         RMS_FLOOR,
         D=dim,
         BN=rows,

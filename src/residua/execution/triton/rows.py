@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .shapes import Tiles, cdiv, padded, positive_scale, precision, processors
+from .shapes import WARP_GROUP_GPUS, Tiles, architecture, cdiv, padded, positive_scale, precision, processors
 from .softmax import fold
 
 PROGRAMS_PER_PROCESSOR = 4
@@ -126,11 +126,18 @@ def merge_kernel(
     tl.store(LSE + pid, (safe + tl.log2(total)) * 0.6931471805599453)
 
 
-def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
+def tiles_for(width: int, dtype: torch.dtype, many: bool, ragged: bool) -> Tiles:
     """Tile sizes that pass the compile gate."""
     if dtype == torch.float32:
         return Tiles(32, 32, 4, 2) if width <= 64 else Tiles(32, 16, 8, 2 if width <= 128 else 1)
-    return Tiles(64, 64, 4, 2) if width <= 128 else Tiles(32, 32, 4, 2)
+    if width > 128:
+        return Tiles(32, 32, 4, 2)
+    if architecture() in WARP_GROUP_GPUS:
+        return Tiles(64, 64, 4, 2)
+    # where single warps multiply, a tile of fewer rows than columns is spread over the warps by columns
+    if ragged:  # addressed column by column, which takes registers
+        return Tiles(64, 32, 8, 2)
+    return Tiles(128, 64, 8, 2) if many else Tiles(64, 32, 4, 2)
 
 
 def split_keys(programs: int, keys: int, tile_keys: int, processors_: int) -> tuple[int, int]:
@@ -149,7 +156,7 @@ def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sca
     if out.numel() == 0 or keys == 0:
         return out.zero_()
     width = max(padded(dim), padded(value_dim))
-    size = tiles_for(width, rows.dtype)
+    size = tiles_for(width, rows.dtype, count > 64, (dim % 16 or value_dim % 16) > 0)
     tiles = cdiv(count, size.rows)
     parts, span = split_keys(batch * heads * tiles, keys, size.keys, processors(rows))
     acc = torch.empty(batch, heads, parts, count, value_dim, dtype=torch.float32, device=rows.device)

@@ -180,26 +180,35 @@ def row_tiles_kernel(
 
 
 @triton.jit
-def row_tile(ENDS, OFFSETS, NQ, CQ, index, ROWS: tl.constexpr, LOW: tl.constexpr):
-    """Group, first and last row (in the group-major order) of row tile `index` of a head; an index past the
-    last tile has no rows. ENDS and OFFSETS point to the head."""
-    below = tl.zeros([], tl.int32)  # a search for the first group whose tiles end after `index`
+def tile_group(ENDS, CQ, index):
+    """The query group of row tile `index` of a head: the first whose tiles end after it, CQ + 1 past the last
+    tile. ENDS points to the head."""
+    below = tl.zeros([], tl.int32)
     above = tl.zeros([], tl.int32) + CQ + 1
     while below < above:
         middle = (below + above) // 2
         passed = tl.load(ENDS + middle) <= index
         below = tl.where(passed, middle + 1, below)
         above = tl.where(passed, above, middle)
-    known = below <= CQ
-    start = tl.load(OFFSETS + below, mask=known, other=0).to(tl.int32)
-    stop = tl.load(OFFSETS + below + 1, mask=below < CQ, other=NQ).to(tl.int32)
+    return below
+
+
+@triton.jit
+def tile_rows(
+    ENDS, OFFSETS, NQ, CQ, group, index, ROWS: tl.constexpr, LOW: tl.constexpr, POLICY: tl.constexpr
+):
+    """First row (in the group-major order) of row tile `index` of a head, and the first row after it; a group
+    past the last has none. What is read under another POLICY is read anew."""
+    known = group <= CQ
+    start = tl.load(OFFSETS + group, mask=known, other=0, eviction_policy=POLICY).to(tl.int32)
+    stop = tl.load(OFFSETS + group + 1, mask=group < CQ, other=NQ, eviction_policy=POLICY).to(tl.int32)
     if LOW:
         start += (stop - start) // ROWS * ROWS
     else:
-        before = tl.load(ENDS + below - 1, mask=known & (below > 0), other=0)
+        before = tl.load(ENDS + group - 1, mask=known & (group > 0), other=0, eviction_policy=POLICY)
         start += (index - before) * ROWS
         stop = tl.minimum(start + ROWS, stop)
-    return below, start, tl.where(known, stop, start)
+    return start, tl.where(known, stop, start)
 
 
 def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = True) -> TileSchedule:

@@ -29,17 +29,21 @@ PROGRAMS_PER_TILE = 8  # over which the neighbourhoods of a tile of anchors are 
 
 @triton.jit
 def put_mean(
-    OUT_K, OUT_V, OUT_W, a, sum_k, sum_v, total, mass, at, mask, dims, cols, scale,
+    OUT_K, OUT_V, OUT_W, ANCHORS, sum_k, sum_v, total, mass, row, slot, mask, dims, cols, T, scale,
     D: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    """Stores the mean keys and values of slots `at` [BM], and the log-weights with which the keys have the
-    slots' masses (base 2, in units of 2^-12) at the anchors `a`."""
+    """Stores the mean keys and values of a slot of each anchor `row` [BM], and the log-weights with which the
+    keys have the slots' masses (base 2, in units of 2^-12) at the anchors."""
+    at = row * T + slot
     share = tl.where(total == 0.0, 0.0, 1.0 / total)[:, None]
     mean = (sum_k * share).to(OUT_K.dtype.element_ty)
+    # read again rather than held in registers through the loops
+    own = mask[:, None] & (dims < D)[None, :]
+    a = tl.load(ANCHORS + row[:, None] * D + dims[None, :], mask=own, other=0.0, eviction_policy="evict_last")
     weight = mass + 12 - tl.sum(a * mean.to(tl.float32), 1) * scale
     tl.store(OUT_W + at, weight * 0.6931471805599453, mask=mask)
     at = at[:, None]
-    tl.store(OUT_K + at * D + dims[None, :], mean, mask=mask[:, None] & (dims < D)[None, :])
+    tl.store(OUT_K + at * D + dims[None, :], mean, mask=own)
     value = (sum_v * share).to(OUT_V.dtype.element_ty)
     tl.store(OUT_V + at * DV + cols[None, :], value, mask=mask[:, None] & (cols < DV)[None, :])
 
@@ -124,12 +128,12 @@ def slots_kernel(
                 for first in range(start, stop, BN):
                     live = offsets < stop - first
                     k = tl.load(k_base + (first - start) * BD + k_tile, mask=live[:, None], other=0.0)
-                    v = tl.load(v_base + (first - start) * BDV + v_tile, mask=live[:, None], other=0.0)
                     scores = add_product(a, tl.trans(k), tl.zeros([BM, BN], tl.float32), 2, PRECISION)
                     p = tl.where(live[None, :], tl.exp2(scores * scale - mass[:, None]), 0.0)
                     rounded = p.to(k.dtype)
                     own_sum += tl.sum(rounded.to(tl.float32), 1)
                     own_k = tl.dot(rounded, k, own_k, input_precision=PRECISION)
+                    v = tl.load(v_base + (first - start) * BDV + v_tile, mask=live[:, None], other=0.0)
                     own_v = tl.dot(p.to(v.dtype), v, own_v, input_precision=PRECISION)
                 # an anchor without a slot here has added up something, and keeps nothing of it
                 shares_it = slot >= single
@@ -138,15 +142,15 @@ def slots_kernel(
                 shared_sum += tl.where(shares_it, own_sum, 0.0)
                 own = (slot >= 0) & (slot < single) & (mass != -float("inf"))
                 put_mean(
-                    OUT_K, OUT_V, OUT_W, a, own_k, own_v, own_sum, mass, row * T + slot, own, dims, cols,
-                    scale, D, DV,
+                    OUT_K, OUT_V, OUT_W, ANCHORS, own_k, own_v, own_sum, mass, row, slot, own, dims, cols,
+                    T, scale, D, DV,
                 )  # fmt: skip
         # without shared slots there is one neighbourhood all the same, of groups with slots of their own
         shared = here & (single + hood < T)
         mass = tl.load(MASS + row * T + single + hood, mask=shared, other=0.0) * 1.4426950408889634 - 12
         put_mean(
-            OUT_K, OUT_V, OUT_W, a, shared_k, shared_v, shared_sum, mass, row * T + single + hood, shared,
-            dims, cols, scale, D, DV,
+            OUT_K, OUT_V, OUT_W, ANCHORS, shared_k, shared_v, shared_sum, mass, row, single + hood, shared,
+            dims, cols, T, scale, D, DV,
         )  # fmt: skip
     # slots of nobody's: zeros
     per_part = (single + parts - 1) // parts
@@ -170,7 +174,7 @@ def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
     """Tile sizes that pass the compile gate."""
     if dtype == torch.float32:
         return Tiles(16, 16, 8, 2 if width <= 64 else 1)
-    return Tiles(32 if width <= 128 else 16, 32, 8, 2)
+    return Tiles(32, 32, 8, 2) if width <= 128 else Tiles(16, 16, 8, 2)
 
 
 def slot_means(

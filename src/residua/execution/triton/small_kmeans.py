@@ -32,6 +32,7 @@ def small_kmeans_kernel(
     BN: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
+    SWAP: tl.constexpr,
 ):
     head = tl.program_id(0).to(tl.int64)
     X += head * N * R
@@ -53,9 +54,15 @@ def small_kmeans_kernel(
             x = only_finite(tl.load(X + rows[:, None] * R + dims[None, :], mask=x_mask, other=0.0))
             high = x.to(tl.float16)
             low = (x - high.to(tl.float32)).to(tl.float16)
-            products = tl.dot(c_high, tl.trans(high))  # [BC, BN]
-            products = tl.dot(c_low, tl.trans(high), products)
-            distance = half[:, None] - tl.dot(c_high, tl.trans(low), products)
+            if SWAP:  # every warp holds all of the left operand
+                products = tl.dot(high, tl.trans(c_high))
+                products = tl.dot(high, tl.trans(c_low), products)
+                products = tl.trans(tl.dot(low, tl.trans(c_high), products))
+            else:
+                products = tl.dot(c_high, tl.trans(high))  # [BC, BN]
+                products = tl.dot(c_low, tl.trans(high), products)
+                products = tl.dot(c_high, tl.trans(low), products)
+            distance = half[:, None] - products
             least = tl.min(distance, 0)
             label = tl.min(tl.where(distance == least[None, :], ids[:, None], C), 0)
             label = tl.where(least == float("inf"), 0, label)
@@ -74,10 +81,7 @@ def small_kmeans_kernel(
 
 
 def fits(x: Tensor, centres: Tensor, valid: Tensor | None) -> bool:
-    """Whether one program can hold what a step needs; where warps multiply one by one, its registers do not
-    suffice."""
-    if architecture() not in WARP_GROUP_GPUS:
-        return False
+    """Whether one program can hold what a step needs."""
     small = x.shape[1] <= MAX_ROWS and centres.shape[1] <= MAX_CENTRES and x.shape[2] <= MAX_RANK
     return small and valid is None and x.numel() > 0 and centres.numel() > 0
 
@@ -88,6 +92,7 @@ def small_kmeans(x: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor
     centres = centres.clone(memory_format=torch.contiguous_format)
     labels = torch.empty(heads, count, dtype=torch.long, device=x.device)
     sizes = torch.empty(heads, centres.shape[1], dtype=torch.long, device=x.device)
+    alone = architecture() not in WARP_GROUP_GPUS  # warps multiply one by one
     small_kmeans_kernel[(heads,)](
         x.contiguous(),
         centres,
@@ -98,9 +103,10 @@ def small_kmeans(x: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor
         centres.shape[1],
         steps,
         R=rank,
-        BN=32,
+        BN=16 if alone else 32,
         BC=padded(centres.shape[1]),
         BR=padded(rank),
+        SWAP=alone,
         num_warps=8,
         num_stages=1,
     )

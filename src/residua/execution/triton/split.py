@@ -114,11 +114,12 @@ def split_kernel(
     tl.store(TOTAL + at, kept_total, mask=rows < M)
 
 
-def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
-    """Tile sizes that pass the compile gate: two sums take twice the registers of one."""
+def tiles_for(width: int, dtype: torch.dtype, ragged: bool) -> Tiles:
+    """Tile sizes that pass the compile gate: two sums take twice the registers of one, and rows that end
+    inside a block of 16 columns are addressed column by column."""
     if dtype == torch.float32:
         return Tiles(32 if width <= 64 else 16, 16, 8, 2 if width <= 128 else 1)
-    rows = 32 if architecture() >= 120 else 64
+    rows = 32 if ragged or architecture() >= 120 else 64
     return Tiles(rows, 32, 8, 2) if width <= 128 else Tiles(32, 16, 8, 2)
 
 
@@ -130,7 +131,7 @@ def split_rows(
     batch, heads, count, dim = rows.shape
     keys, value_dim = k.shape[2], v.shape[-1]
     width = max(padded(dim), padded(value_dim))
-    size = tiles_for(width, rows.dtype)
+    size = tiles_for(width, rows.dtype, (dim % 16 or value_dim % 16) > 0)
     tiles = cdiv(max(1, count), size.rows)
     parts, span = split_keys(batch * heads * tiles, keys, size.keys, processors(rows))
     acc = torch.empty(2, batch, heads, parts, count, value_dim, dtype=torch.float32, device=rows.device)

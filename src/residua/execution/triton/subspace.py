@@ -24,6 +24,17 @@ PIVOT = 1e-12  # of the largest diagonal entry: below it a direction is lost in 
 
 
 @triton.jit
+def cosine(turns):
+    """cos(2 pi turns) for 0 <= turns < 1, to 6 digits. The library's own keeps an array on the stack, for
+    large arguments."""
+    x = 0.5 - tl.abs(turns - 0.5)  # of half a turn, cos is the same on both sides of its middle
+    x = (0.25 - tl.abs(x - 0.25)) * 6.283185307179586  # up to a quarter, where the series is short
+    z = x * x
+    y = 1 - z / 2 * (1 - z / 12 * (1 - z / 30 * (1 - z / 56 * (1 - z / 90))))
+    return tl.where(tl.abs(turns - 0.5) < 0.25, -y, y)
+
+
+@triton.jit
 def inverse_root(gram, rank, BR: tl.constexpr, floor):
     """W with W gram W^T = 1, lower triangular: the inverse of the Cholesky factor.  # [BR, BR] -> the same"""
     rows = tl.arange(0, BR)[:, None]
@@ -102,7 +113,6 @@ def subspace_kernel(
     rounds,
     shift,
     floor,
-    turn,  # pi / n
     length,  # sqrt(2 / n)
     BN: tl.constexpr,
     BR: tl.constexpr,
@@ -123,11 +133,12 @@ def subspace_kernel(
         size = tl.maximum(size, tl.max(tl.abs(entries), 1))
     size = tl.maximum(tl.max(size, 0), 1e-37)
     # the first columns of the cosine transform: orthonormal, dense, the same on every device
-    start = tl.cos((rows + 0.5)[:, None] * cols[None, :].to(tl.float32) * turn) * length
+    # counted in whole quarters of 1 / n turns
+    start = cosine(((2 * rows + 1)[:, None] * cols[None, :] % (4 * n)).to(tl.float32) / (4 * n)) * length
     own = (rows < n)[:, None] & (cols < rank)[None, :]
     tl.store(OUT + rows[:, None] * rank + cols[None, :], start, mask=own)
     tl.debug_barrier()
-    for step in range(0, rounds + 1):
+    for step in tl.range(0, rounds + 1, num_stages=1, disable_licm=True):
         # two products between the later factors; after the last one only a factor: one pass loses digits
         for _ in range(0, tl.where(step < rounds, tl.where(step < 2, 1, 2), 0)):
             multiply(MATRIX, OUT, OUT, shift, size, n, rank, BN, BR, BK)
@@ -166,7 +177,6 @@ def leading_space(matrix: Tensor, rank: int, factor: bool) -> Tensor:
             ROUNDS,
             SHIFT,
             PIVOT,
-            math.pi / size,
             math.sqrt(2 / size),
             BN=padded(size),
             BR=padded(rank),

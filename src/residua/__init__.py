@@ -39,8 +39,8 @@ __all__ = [
     "sdpa",
 ]
 
-# Public name -> the module that has it, imported when somebody asks: torch takes seconds, diffusers more, and
-# `residua --help` needs neither.
+# Public name -> the module that defines it. Imported on first use: importing torch takes seconds, diffusers
+# longer, and `residua --help` needs neither.
 _HOME = {
     "Config": "config", "Pairs": "accounting", "Partition": "types", "Receipt": "accounting",
     "Route": "types", "State": "state", "SummaryKeys": "types", "accelerate": "diffusers",
@@ -62,8 +62,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(_ModuleType):
-    """`residua.attention` and `residua.sdpa` are functions, although modules of these names are part of the
-    package: importing such a module would otherwise put it in the function's place."""
+    """Keeps `residua.attention` and `residua.sdpa` functions. The package also has modules of these names,
+    and importing one would otherwise replace the function."""
 
     @property
     def attention(self) -> _Any:

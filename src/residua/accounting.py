@@ -1,4 +1,4 @@
-"""Every query-key pair of a call, counted; and the receipt that says so."""
+"""Counts the query-key pairs of a call and writes its receipt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .reconstruction import RECONSTRUCTIONS, Choice
 from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
-MAX_BESIDE = 0.6  # a receipt has a note if work beside the pairs is more than this share of the cost
+MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # a receipt has a note if the estimated error is above this
 
 
@@ -49,25 +49,25 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Receipt:
-    """What a call did: the pairs it evaluated and what it cost in all, how far off it expects to be, what
-    its heads chose, and what it had to change.
+    """What a call did: the pairs it evaluated, its total cost, its estimated error, what its heads chose, and
+    which settings it had to change.
 
     The counts stay on the device until they are read, so that a receipt does not make a GPU wait.
     """
 
     target: float
-    all_in: bool  # whether the target pays for `beside` too
-    allowed: Tensor  # [B, H], what each head might spend
+    all_in: bool  # whether the target density covers the work in `beside` as well
+    allowed: Tensor  # [B, H], the density that each head was allowed to spend
     per_head: Pairs  # [B, H]
-    beside: Mapping[str, Tensor]  # [B, H] each: work beside the pairs, in pair equivalents of D + Dv products
+    beside: Mapping[str, Tensor]  # [B, H] each: work other than pairs, in pair equivalents (D + Dv products)
     error_per_head: Tensor | None  # [B, H], estimated mean relative row error; None without probes
     choice_per_head: Tensor | None  # [B, H] of `residua.reconstruction.Choice`; None if heads have no choice
     head_dims: tuple[int, int]  # D, Dv
     groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str
     warm: bool
-    reused_per_head: Tensor | None  # [B, Hkv] bool, heads whose tokens stayed in their groups; None: none did
-    always: str  # what is evaluated whatever the target is
+    reused_per_head: Tensor | None  # [B, Hkv] bool, heads that kept the groups of the call before; None: none
+    always: str  # which pairs are evaluated whatever the target is
     clamps: tuple[str, ...] = ()
     timings: Timings | None = None
     probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
@@ -84,20 +84,20 @@ class Receipt:
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """Every kind of work as a share of dense attention: exact pairs, and what was done beside them.
-        Grouping is not among it: it is time, not attention."""
+        """Every kind of work as a share of dense attention: exact pairs, router, summary and so on. Grouping
+        is not included: it is reported as time."""
         pairs = {part: self.pairs.density(part) for part in ("routed", "probe", "pinned", "exact")}
         possible = max(1, self.pairs.possible)
         return pairs | {name: float(work.sum()) / possible for name, work in self.beside.items()}
 
     @property
     def cost(self) -> float:
-        """All of it, as a share of dense attention."""
+        """The sum of `costs`: the whole call as a share of dense attention."""
         return sum(self.costs.values())
 
     @cached_property
     def chosen(self) -> dict[str, int]:
-        """How many heads chose what."""
+        """How many heads made each choice."""
         if self.choice_per_head is None:
             return {}
         counts = self.choice_per_head.flatten().bincount(minlength=len(Choice)).tolist()
@@ -110,7 +110,7 @@ class Receipt:
 
     @cached_property
     def reused(self) -> float:
-        """Share of the heads whose tokens stayed in the groups of the call before."""
+        """Share of the heads that kept the groups of the call before."""
         return 0.0 if self.reused_per_head is None else float(self.reused_per_head.double().mean())
 
     @property
@@ -123,7 +123,7 @@ class Receipt:
 
     @property
     def flops(self) -> int:
-        """Of attention: 2 (D + Dv) per pair or pair equivalent; a routing product is 2 D of it."""
+        """FLOPs of attention: 2 (D + Dv) per pair or pair equivalent, 2 D per routing product."""
         beside = sum(float(work.sum()) for work in self.beside.values())
         return round(2 * sum(self.head_dims) * (self.pairs.total + beside))
 
@@ -133,7 +133,7 @@ class Receipt:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Everything that was changed or could not be kept."""
+        """Every setting that was changed, and every target that was missed."""
         if self.groups == (0, 0):
             every = "no rows or no keys are free to be routed: every pair was evaluated"
             return (*self.clamps, every) if self.pairs.possible else self.clamps
@@ -141,13 +141,13 @@ class Receipt:
         return (*self.clamps, *budget, *share, *choice, *self._error_notes())
 
     def _budget_notes(self) -> tuple[str, ...]:
-        # a head may be over its budget even if the mean over the heads is not
+        # checked per head: one head can be over its budget while the mean is not
         spent = self.per_head.total.double()
         if self.all_in:
             spent = spent + sum(self.beside.values(), torch.zeros_like(spent))
         over = spent > self.allowed * self.per_head.possible.double() + 0.5
         if self.choice_per_head is not None:
-            over &= self.choice_per_head != Choice.DENSE  # those have a note of their own
+            over &= self.choice_per_head != Choice.DENSE  # dense heads have a note of their own
         if not int(over.sum()):
             return ()
         where = f"in {int(over.sum())} of {over.numel()} heads (density {self.density:.4f} over all)"
@@ -184,23 +184,24 @@ class Receipt:
         )
 
     def __str__(self) -> str:
-        """One line: what was spent, how far off it is, who computed it."""
+        """One line: cost, estimated error, backend."""
         error = "no error estimate" if self.error is None else f"estimated error {self.error:.4f}"
-        notes = f", {len(self.notes)} notes" if self.notes else ""
+        count = len(self.notes)
+        notes = f", {count} {'note' if count == 1 else 'notes'}" if count else ""
         return f"Receipt: cost {self.cost:.1%} of dense, {error}, backend {self.backend}{notes}"
 
     def __eq__(self, other: object) -> bool:
-        """Equal if everything but the timings is."""
+        """Equal if everything except the timings is equal."""
         return isinstance(other, Receipt) and self._facts() == other._facts()
 
     __hash__ = None  # type: ignore[assignment]
 
     def _facts(self) -> str:
         facts = {name: value for name, value in self.to_dict().items() if name != "seconds"}
-        return repr(facts)  # NaN equals itself here
+        return repr(facts)  # as text, because NaN does not equal NaN
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None for what is not finite."""
+        """Plain values for JSON; None for numbers that are not finite."""
         parts = ("routed", "probe", "pinned", "exact", "total", "possible")
         told = {
             "target": self.target,
@@ -231,7 +232,7 @@ class Receipt:
 
 
 def count_pairs(call: Call, route: Route | None, probes: int) -> Pairs:
-    """Pairs per head [B, H]; without a route every free row was computed exactly."""
+    """Pairs per head [B, H]; no route means that every free row was computed exactly."""
     heads = call.q.shape[:2]
     keys = valid_keys(call)[:, None].expand(heads)
     pinned = pinned_keys(call)[:, None].expand(heads)
@@ -250,9 +251,9 @@ class Outcome:
     """What a sparse call did, for its receipt."""
 
     route: Route
-    probe_rows: Tensor | None  # [B, H, M], computed exactly; None: no row was
-    allowed: Tensor  # [B, H] fp64, the density that each head might spend
-    costs: Callable[[], Mapping[str, Tensor]]  # [B, H] each: work beside the pairs, in pair equivalents
+    probe_rows: Tensor | None  # [B, H, M], rows that were computed exactly; None: no probes
+    allowed: Tensor  # [B, H] fp64, the density that each head was allowed to spend
+    costs: Callable[[], Mapping[str, Tensor]]  # [B, H] each: work other than pairs, in pair equivalents
     error: Tensor | None  # [B, H], estimated
     choice: Tensor | None  # [B, H] of `Choice`
     warm: bool
@@ -263,7 +264,7 @@ class Outcome:
 def write_receipt(
     call: Call, config: Config, backend: str, timings: Timings | None, outcome: Outcome | None
 ) -> Receipt:
-    """Counts what was done, without reading the device; no outcome means that every row was exact."""
+    """Counts what was done without waiting for the device; no outcome means that every row was exact."""
     always = "every query group keeps at least one cell"
     if call.exact_queries.count or call.pinned_keys.count:
         always = "exact rows, pinned keys and one cell per query group are always evaluated"

@@ -10,7 +10,8 @@ from torch import Tensor
 from . import budget
 from .accounting import Outcome, Receipt, write_receipt
 from .config import Config
-from .execution.backend import Backend, Demand, choose_backend
+from .execution.backend import Backend, Demand
+from .execution.selection import choose_backend
 from .extremes import give_back, tame
 from .grouping.reuse import group_again, keep
 from .inputs import Spans, refuse_settings, refuse_unsupported, validate
@@ -24,7 +25,7 @@ from .types import Call
 def sparse_attention(
     call: Call, config: Config, state: State | None, backend: Backend, stopwatch: Stopwatch
 ) -> tuple[Tensor, Outcome]:
-    """The pipeline: output [B, H, Nq, Dv], and what the receipt needs to know."""
+    """Runs the stages: returns the output [B, H, Nq, Dv] and what the receipt needs."""
     stage = stopwatch.stage
     sizes = resolve(config, call)
     memory = state.memory(call, config, sizes) if state else None
@@ -52,12 +53,12 @@ def sparse_attention(
         state.remember(call, config, sizes, keep(call, config, sizes, grouping))
         budget.learn(state, grouped, verdict, method)
     probe_rows = verdict.probes.rows if verdict.probes else None
-    # counted only if a receipt is asked for
+    # a function, because the costs are only counted if a receipt is asked for
     costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
     notes = (*sizes.notes, *notes)
     return out, Outcome(
-        verdict.route, probe_rows, allowed, costs, error, verdict.choice, memory is not None,
-        grouping.reused, notes,
+        verdict.route, probe_rows, allowed, costs, error, verdict.choice,
+        memory is not None and not memory.borrowed, grouping.reused, notes,
     )  # fmt: skip
 
 
@@ -95,16 +96,16 @@ def attention(
         k: [B, Hkv, Nk, D]; H is a multiple of Hkv.
         v: [B, Hkv, Nk, Dv].
         config: How the call is approximated; None: `Config()`.
-        state: Warms the grouping, and budgets that learn, from one denoising step to the next.
+        state: Carries groups and learned budgets from one denoising step to the next; None: start cold.
         pinned_keys: Keys that every query keeps (text tokens), as (start, stop) or a list of such.
-        exact_queries: Query rows that are computed against every key, likewise.
+        exact_queries: Query rows that are computed against every key, in the same form.
         key_mask: [B, Nk] bool, False at padding.
         scale: Factor of the scores; None: 1 / sqrt(D).
         return_receipt: Whether to return what the call did as well.
         profile: Whether the receipt holds the time of every stage.
 
     Returns:
-        The output [B, H, Nq, Dv] in q's dtype, or that and a `Receipt`.
+        The output [B, H, Nq, Dv] in q's dtype; with `return_receipt` a tuple of it and a `Receipt`.
 
     >>> out, receipt = residua.attention(q, k, v, residua.Config(density=0.22), return_receipt=True)
     """
@@ -131,7 +132,7 @@ def attention(
 
 
 def exact_attention(call: Call, backend: Backend) -> Tensor:
-    """Every row against every key: for calls in which nothing is left to route."""
+    """Every row against every key, for calls that have nothing to route."""
     out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], dtype=call.q.dtype, device=call.q.device)
     if out.numel() and call.k.shape[2]:
         out.copy_(backend.attend_rows(call.q, call.k, call.v, call.key_mask, call.scale))

@@ -23,11 +23,12 @@ METRIC_SPACINGS = ("golden", "even")
 BUDGET_SCOPES = ("head", "query-group")
 PROBE_ORDERS = ("spread", "largest", "index")
 PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
-READS_LOW = ("stratified",)  # policies whose rows are easier than the others: no unbiased error estimate
+READS_LOW = ("stratified",)  # policies that pick easy rows, so that their error estimate is too low
 MAX_TOML_BYTES = 1 << 20
+MAX_KMEANS_STEPS = 1000  # k-means is done long before; groups that go in a circle must end as well
 
 
-# A head that would need more than this of a shared budget is better off dense.
+# With a shared budget, a head that would need a density above this runs dense instead.
 MAX_BALANCED_DENSITY = 0.6
 # Settings that had another name, and the name they have now.
 RENAMED = {"repair": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
@@ -44,40 +45,43 @@ class Config:
             "tail" it pays for everything: exact pairs, probe rows, router, summary. With "probe" (the
             paper's) and "none" it counts exact pairs alone.
         reconstruction: What stands for skipped pairs: "anchored", "tail", "probe" or "none".
-        max_error: A bound on the estimated mean relative row error of every head. Each head then spends what
-            keeps it below the bound, `density` is the most it may spend, and a head that cannot be kept below
-            runs dense. None: no bound.
+        max_error: A bound on the estimated mean relative row error of every head. Each head then spends as
+            much as it needs to stay below the bound, at most `density`; a head that cannot stay below it runs
+            dense. None: no bound.
         balance: Whether heads share the budget: `density` is then their mean, and pairs go to the heads in
-            which they take off the most error. Layers share it too if their states do (`State(shared)`). A
-            `max_error` beside it is a guard: a head above it may spend more than its part.
-        query_groups: Groups of queries per head; None: by token count, and by density where a summary is made
-            of what is skipped (`residua.sizing`).
-        kv_groups: Groups of keys and values per head; None: likewise.
+            which they reduce the error most. Layers share it too if their states do (`State(shared)`). With
+            `max_error` as well, a head above the bound may spend more than its part.
+        query_groups: Groups of queries per head; None: chosen from the token count, and from the density
+            where skipped groups are summarised (`residua.sizing`).
+        kv_groups: Groups of keys and values per head; None: chosen in the same way.
         key_rank: Dimensions in which keys are compared.
         query_rank: Dimensions in which queries are compared.
-        metric_rows: Query rows that show how queries respond to keys.
+        metric_rows: Query rows from which the call learns how queries respond to keys.
         metric_spacing: How these rows are spaced: by the "golden" ratio, or "even", which may alias with the
             picture's width.
         kmeans_cold: K-means steps of the first call of a run.
         kmeans_warm: K-means steps of later calls, which start from the groups of the call before.
-        regroup_every: For how many calls tokens keep their groups at most before all are clustered again; on
-            a CPU a head whose rows have left their groups is clustered earlier. 1: every call clusters.
+        regroup_every: The most calls for which tokens keep their groups before they are clustered again; on a
+            CPU a head whose rows have moved away from their groups is clustered earlier. 1: every call
+            clusters.
         partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
-        score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (all keys at the
-            group's centroid), or "value-error" ("centroid" times how far values lie from their centroid).
-        budget_scope: Whether the pairs of a "head" go to its best cells wherever they are, or every
-            "query-group" gets as many keys; the cell that crosses its budget is then kept too.
-        probes: Query rows per head that are computed exactly.
-        probe_policy: How they are placed: "stratified", "random", "uniform" or "scattered"; None: the
-            reconstruction's own way.
+        score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (as if all keys of a
+            group lay at its centroid), or "value-error" ("centroid" times the distance of the values from
+            their centroid).
+        budget_scope: "head": the pairs of a head go to its best cells, wherever they are. "query-group":
+            every query group gets the same number of keys, and the cell that crosses this number is kept too.
+        probes: Query rows per head that are computed exactly; None: 64, or fewer where these would take
+            much of the budget of a call that summarises what it skips.
+        probe_policy: How probes are placed: "stratified", "random", "uniform" or "scattered"; None: the
+            default of the reconstruction.
         probe_order: In which order stratified probes visit the query groups: "spread", "largest" or "index".
         residual_rank: Rank of the fitted map; "probe" only.
         ridge: Strength of the fit's ridge penalty; "probe" only.
         subspace: Whether the fit is restricted to the leading directions of the residuals; "probe" only.
         summary_slots: Keys per query group that stand for skipped groups; "anchored" and "tail" only; None:
-            by token count and density.
+            chosen from token count and density.
         drift_rank: Directions in which the summary follows a row away from its anchor; "anchored" only; None:
-            by token count and density.
+            chosen from token count and density.
         backend: Name of a backend, or "auto" for the best one that takes the call.
         check_finite: Whether NaN or Inf in the input raises instead of being passed on.
     """
@@ -98,7 +102,7 @@ class Config:
     partition: str = "response"
     score: str = "mass"
     budget_scope: str = "head"
-    probes: int = 64
+    probes: int | None = None
     probe_policy: str | None = None
     probe_order: str = "spread"
     residual_rank: int = 16
@@ -119,13 +123,15 @@ class Config:
         Returns:
             A Config.
         """
-        return cls(**{"reconstruction": "probe", "metric_spacing": "even", "regroup_every": 1, **changes})
+        theirs = {"reconstruction": "probe", "probes": 64, "metric_spacing": "even", "regroup_every": 1}
+        return cls(**{**theirs, **changes})
 
     @classmethod
     def authors(cls, **changes: Any) -> Config:
-        """The paper's method with what the authors' own package chooses where the paper is silent: 300 query
-        and 1000 K/V groups for every model, largest groups probed first, as many keys for every query group,
-        cells scored by mass times value error (docs/decisions/0010-what-the-paper-leaves-open.md).
+        """The paper's method with the choices of the authors' own package where the paper leaves them open:
+        300 query and 1000 K/V groups for every model, the largest groups probed first, the same number of
+        keys for every query group, cells scored by mass times value error
+        (docs/decisions/0010-what-the-paper-leaves-open.md).
 
         Args:
             **changes: Settings that differ from theirs.
@@ -160,7 +166,7 @@ class Config:
 
     @property
     def ceiling(self) -> float:
-        """The most that a head may spend before an error bound makes it dense."""
+        """The highest density of a head that is not dense."""
         return max(self.density, MAX_BALANCED_DENSITY) if self.balance else self.density
 
     @property
@@ -171,16 +177,18 @@ class Config:
     def __post_init__(self) -> None:
         _number(self, "density", above=0.0, most=1.0)
         _number(self, "ridge", least=0.0, most=1e12)
-        for name in ("key_rank", "query_rank", "metric_rows", "kmeans_cold", "kmeans_warm", "residual_rank"):
+        for name in ("key_rank", "query_rank", "metric_rows", "residual_rank"):
             _integer(self, name, least=1)
+        for name in ("kmeans_cold", "kmeans_warm"):
+            _integer(self, name, least=1, most=MAX_KMEANS_STEPS)
         _integer(self, "regroup_every", least=1)
-        _integer(self, "probes", least=0)
-        if self.drift_rank is not None:
-            _integer(self, "drift_rank", least=0)
+        for name in ("probes", "drift_rank"):
+            if getattr(self, name) is not None:
+                _integer(self, name, least=0)
         for name in ("query_groups", "kv_groups", "summary_slots"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
-        from .grouping.partition import PARTITIONERS  # the registries know the names, and they need Config
+        from .grouping.partition import PARTITIONERS  # here, because the registries import Config
         from .reconstruction import RECONSTRUCTIONS
 
         _choice(self, "partition", tuple(PARTITIONERS))
@@ -209,7 +217,7 @@ class Config:
         if self.max_error is not None:
             _number(self, "max_error", above=0.0, most=1.0)
         for name, wanted in (("max_error", self.max_error is not None), ("balance", self.balance)):
-            if wanted and not (estimates and self.probes):
+            if wanted and (not estimates or self.probes == 0):
                 raise InputError(
                     f"Config.{name} needs an error estimate of every call: use reconstruction='anchored' "
                     f"or 'tail' with probes (given: reconstruction={self.reconstruction!r}, "
@@ -283,7 +291,7 @@ def read_toml(path: Path, example: str) -> dict[str, Any]:
 
 
 def _check_whole_numbers(value: Any) -> None:
-    """TOML's whole numbers have 64 bits; Python reads longer ones, which it cannot even print."""
+    """Refuses integers of more than 64 bits: TOML has none, but Python's reader accepts them."""
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise ValueError(f"a whole number of {value.bit_length()} bits, at most 64 are allowed")
     if isinstance(value, (dict, list)):
@@ -303,10 +311,12 @@ def _number(
         raise InputError(f"Config.{name}={value!r}: wanted a number {low} to {most:g}{hint}")
 
 
-def _integer(config: Config, name: str, *, least: int) -> None:
+def _integer(config: Config, name: str, *, least: int, most: int | None = None) -> None:
     value = getattr(config, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InputError(f"Config.{name}={value!r}: wanted a whole number of at least {least}")
+    if most is not None and value > most:
+        raise InputError(f"Config.{name}={value}: wanted at most {most}")
 
 
 def _choice(config: Config, name: str, choices: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ class BackendState:
 
 
 def versions() -> dict[str, str | None]:
-    """Installed versions of everything that matters; None for what is missing."""
+    """Installed versions of the packages that matter; None for a missing one."""
     found: dict[str, str | None] = {"residua": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -86,8 +86,8 @@ def backend_states() -> list[BackendState]:
 
 
 def self_test(device: torch.device | None = None) -> list[dict[str, Any]]:
-    """Every GPU backend that can run here: its kernels against plain torch, and one warm call against SDPA.
-    The verdict is kept: a backend that failed is not chosen.
+    """Tests every GPU backend that can run here: its kernels against plain torch, and one warm call against
+    SDPA. The result is stored: a backend that failed is not chosen later.
 
     Args:
         device: a GPU; None: the current one.

@@ -1,4 +1,4 @@
-"""What can go wrong, one class for each kind of cause: the arguments, a route, the machine, the model."""
+"""The errors that Residua raises, one class for each kind of cause: arguments, route, machine, model."""
 
 
 class ResiduaError(Exception):
@@ -6,7 +6,7 @@ class ResiduaError(Exception):
 
 
 class InputError(ResiduaError, ValueError):
-    """An argument is not what is wanted; the message says what was given and the way out."""
+    """An argument is not valid; the message says what was given, what is wanted and what to do."""
 
 
 class RouteError(ResiduaError, ValueError):

@@ -1,10 +1,10 @@
 """Numbers at the edge of fp32, and beyond: huge, infinite, NaN (docs/decisions/0004-not-finite.md).
 
-Huge numbers are brought to about 1 by powers of two before a call and back after it, because squares and sums
-of them would not be finite where dense attention is. Keys and values that are not finite are found once, by
-looking at each: the router keeps the groups of such keys, and what such values do to a dense output is done
-here. On a GPU that must not wait for the answers, the keys are judged by the means of their groups, and the
-values by whoever reads them first.
+Huge numbers are scaled to about 1 by powers of two before a call and back after it, because their squares and
+sums would overflow where dense attention does not. Keys and values that are not finite are searched for once:
+the router keeps the groups of such keys, and the output becomes NaN in the channels where such values would
+make dense attention NaN. On a GPU, which must not wait for the answer, broken keys are found by the centroids
+of their groups, and broken values by the backend after the call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from .execution.backend import Backend
 from .types import Call
 
-HUGE = 2.0**40  # numbers above it are brought to about 1; squares and sums of smaller ones are finite in fp32
-MAX_SCALE = 2.0**50  # such scores decide by their order alone, and their squares are finite in fp32
+HUGE = 2.0**40  # larger numbers are scaled to about 1; squares and sums of smaller ones are finite in fp32
+MAX_SCALE = 2.0**50  # only the order of such scores matters, and their squares are finite in fp32
 
 
 def tame(call: Call, backend: Backend) -> tuple[Call, int]:
-    """The call with huge numbers brought to about 1, and with notes of what is not finite.
+    """The call with huge numbers scaled to about 1, and with a record of what is not finite.
 
     Args:
         call: The call.
@@ -38,7 +38,7 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
         return call, 0
     (peak_q, _), (peak_k, good_k), (peak_v, good_v) = (backend.row_peaks(x) for x in (call.q, call.k, call.v))
     hidden = None if call.key_mask is None else ~call.key_mask[:, None]
-    if hidden is not None:  # what is masked decides nothing
+    if hidden is not None:  # padding does not count
         peak_k, peak_v = (peak.masked_fill(hidden, 0.0) for peak in (peak_k, peak_v))
         good_k, good_v = good_k | hidden, good_v | hidden
     if not (bool(good_k.all()) and bool(good_v.all())):
@@ -56,13 +56,13 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
 
 
 def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Backend) -> Tensor:
-    """An output in the units of the user's values, with what dense attention would have lost.
+    """The output in the units of the user's values, with NaN where dense attention would have NaN.
 
     Args:
         out: [B, H, Nq, Dv] as computed from the tamed call.
         call: The tamed call.
         power: As from `tame`.
-        passes_on: Whether values that are not finite reach every row, also of groups that were skipped.
+        passes_on: Whether values that are not finite reach every row, even from skipped groups.
         backend: Changes the output where it must.
 
     Returns:

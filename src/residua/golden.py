@@ -1,12 +1,12 @@
-"""Places spread by the golden ratio. Equal distances alias: whenever the distance is a multiple of the
-picture's width, every place lies in one column of the picture."""
+"""Indices spread by the golden ratio. Evenly spaced ones alias: whenever the spacing is a multiple of the
+picture's width, they all lie in one column of the picture."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-ONE, RATIO = 1 << 16, 40503  # their ratio is the golden one
+ONE, RATIO = 1 << 16, 40503  # RATIO / ONE is the golden ratio, 0.618
 
 
 def spread_places(count: int, device: torch.device) -> Tensor:

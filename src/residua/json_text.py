@@ -1,4 +1,4 @@
-"""JSON that every reader accepts: numbers that are not finite are null, because JSON has no word for them."""
+"""JSON that every reader accepts: NaN and Inf become null, because JSON has neither."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def finite_only(value: Any) -> Any:
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
-    """Whether a value of a file is a number that a float can hold; JSON's whole numbers have no end."""
+    """Whether a value of a file is a number that a float can hold; JSON integers may be too large for one."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and abs(value) <= sys.float_info.max
 

@@ -1,9 +1,9 @@
 """Methods of sparse attention by name: what `accelerate(pipe, method="svg2")` and `residua compare --methods`
 look up.
 
-Every method answers the same call and accounts for it in the same `Receipt`, so that a host, a report and a
-table treat all of them alike. Residua's own are `residua.attention` with a setting of its Config; those of
-others live in `residua.lab.rivals` and are imported when one of them is asked for.
+Every method takes the same call and accounts for it in the same `Receipt`, so that a host, a report and a
+table treat all of them alike. Residua's own methods are `residua.attention` with certain settings; the
+methods of others live in `residua.lab.rivals` and are imported when one of them is asked for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Method:
     name: str  # as in `accelerate(pipe, method=...)`
     title: str  # as in a table
     source: str  # whose idea it is, and where it is described
-    simplified: str = "nothing"  # against that description
+    simplified: str = "nothing"  # what this implementation leaves out of that description
     estimates_error: ClassVar[bool] = False  # whether its receipts say how far off a call is
 
     def settings(self, config: Config) -> Config:
@@ -44,12 +44,12 @@ class Method:
             The config that `attend` gets.
 
         Raises:
-            InputError: If it asks for what this method cannot keep.
+            InputError: If it asks for something that this method cannot do.
         """
         if config.max_error is not None and not self.estimates_error:
             raise InputError(
                 f"max_error={config.max_error:g} with method {self.name!r}: it does not estimate its error, "
-                "so that nothing can be bounded; leave max_error out, or take method 'anchored'"
+                "so no bound can be kept; leave max_error out, or take method 'anchored'"
             )
         return config
 
@@ -60,6 +60,14 @@ class Method:
             shared: The budget of the whole run, for methods that move it between layers.
         """
         raise NotImplementedError
+
+    def lend(self, state: Any, other: Any) -> None:
+        """Lets the first call of a layer start from what a similar layer carries; by default it does not.
+
+        Args:
+            state: New, from `new_state`.
+            other: Of the same layer in another guidance branch, or in another transformer.
+        """
 
     def attend(
         self,
@@ -88,7 +96,7 @@ class Method:
             exact_queries: Query rows that are computed against every key.
             key_mask: [B, Nk] bool, False at padding.
             scale: Factor of the scores; None: 1 / sqrt(D).
-            grid: Frames, height and width of the video tokens, for methods that go by places.
+            grid: Frames, height and width of the video tokens, for methods that use positions.
             profile: Whether the receipt holds the time of every stage.
 
         Returns:
@@ -99,7 +107,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Own(Method):
-    """`residua.attention`, with the settings in which `like` differs from the default."""
+    """`residua.attention` with the settings in which `like` differs from the default."""
 
     name: str
     title: str
@@ -117,6 +125,9 @@ class Own(Method):
 
     def new_state(self, shared: SharedBudget) -> State:
         return State(shared)
+
+    def lend(self, state: State, other: State) -> None:
+        state.start_from(other)
 
     def attend(
         self,
@@ -140,7 +151,7 @@ class Own(Method):
 
 
 METHODS: Registry[Method] = Registry("method")
-# Names of the lab's methods, written out: importing them is only worth it for who asks for one.
+# Names of the lab's methods, written out so that the lab is imported only when one of them is asked for.
 RIVALS = (
     "window", "sta", "sparge", "sparge-gate", "xattention", "pisa", "svg2", "svg2-budget", "svoo", "svg-ear",
 )  # fmt: skip

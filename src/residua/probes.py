@@ -25,14 +25,13 @@ def select(
     order: str = "spread",
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
-    """Chooses `count` distinct rows per head, at most all. Where fewer rows than that have a group, the rest
-    is filled with rows of weight 0.
+    """Chooses `count` distinct rows per head (all rows if there are fewer). If fewer than `count` rows have a
+    group, the rest is filled with rows of weight 0.
 
     "stratified" visits the groups in turn, in the order that `order` names (see `visiting_order`), and takes
     from each the row nearest to the group's mean that is not taken yet (ties: the lower row index); "uniform"
-    spaces rows evenly over the sequence; "random" draws
-    them from `generator` (default: one with a fixed seed); "scattered" cuts the rows, sorted by group, into
-    `count` equal parts and draws one of each.
+    spaces rows evenly over the sequence; "random" draws them from `generator` (default: one with a fixed
+    seed); "scattered" cuts the rows, sorted by group, into `count` equal parts and draws one from each.
 
     coordinates [B, H, N, R], labels [B, H, N] (-1: not a candidate)
     -> rows [B, H, M] int64, weights [B, H, M] fp32 = |group| / probes in the group
@@ -48,7 +47,7 @@ def select(
         rows = candidates.gather(-1, torch.arange(count, device=labels.device) * among // max(1, count))
     elif policy == "random":
         generator = generator or torch.Generator().manual_seed(0)
-        # the same for every batch entry: what one does must not depend on the others beside it
+        # the same draw for every batch entry, so that its result does not depend on the other entries
         drawn = torch.rand(
             labels.shape[1:], generator=generator, dtype=torch.float32, device=generator.device
         ).to(labels.device)
@@ -62,8 +61,8 @@ def select(
 
 
 def visiting_order(labels: Tensor, groups: int, order: str) -> Tensor:
-    """The place of every group in the order in which stratified probes visit the groups. It decides which
-    groups have a probe where there are more groups than probes.
+    """The place of every group in the order in which stratified probes visit the groups. If there are more
+    groups than probes, it decides which groups get one.
 
     Args:
         labels: [B, H, N], the group of every row, or -1.
@@ -89,10 +88,10 @@ def visiting_order(labels: Tensor, groups: int, order: str) -> Tensor:
 def _scattered(
     order: Tensor, candidates: Tensor, count: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """A random row of every part, and the size of the part as its weight. The draw is the same for every
-    head: what a head does must not depend on the others beside it.
+    """A random row of every part, with the size of the part as its weight. The draw is the same for every
+    head, so that its result does not depend on the other heads.
 
-    order [B, H, N] rows by group, the first `candidates` [B, H, 1] of them with one
+    order [B, H, N]: rows sorted by group; only the first `candidates` [B, H, 1] of them have a group
     """
     part = torch.arange(count, device=order.device)
     if generator is None:
@@ -130,7 +129,7 @@ def place_probes(
 ) -> tuple[Tensor, Tensor]:
     """Rows among all query rows, and their weights; see `select`."""
     if policy == "scattered":
-        # the rows of no group come last in the partition's order, so it is that of the free rows, too
+        # rows without a group come last, so the first part of the partition's order is that of the free rows
         free = call.free_queries.count
         return _scattered(grouping.query.order, grouping.query.offsets[..., -1:], min(count, free), None)
     labels = call.free_queries.take(grouping.query.labels, 2)

@@ -1,4 +1,4 @@
-"""How backends, partitioners, reconstructions, model families and methods make themselves known."""
+"""Registries of backends, partitioners, reconstructions, model families and methods, by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Instances of registered classes by their `name`, in the order in which they registered.
+    """Instances of registered classes by their `name`, in the order of registration.
 
     >>> PARTITIONERS: Registry[Partitioner] = Registry("partitioner")
     >>> @PARTITIONERS.register
@@ -33,7 +33,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._known: dict[str, T] = {}
 
     def register(self, cls: type[T]) -> type[T]:
-        """Class decorator: makes one instance of the class known under its name.
+        """Class decorator: registers one instance of the class under its name.
 
         Args:
             cls: A class with a `name` that takes no arguments.
@@ -45,10 +45,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return cls
 
     def add(self, one: T) -> None:
-        """Makes an instance known under its name.
+        """Registers an instance under its name.
 
         Args:
-            one: An instance; a name that is taken raises ValueError (`remove` the other first).
+            one: An instance; a name that is taken raises ValueError (`remove` the old one first).
         """
         if one.name in self._known:
             raise ValueError(f"two of kind {self._kind} are called {one.name!r}")

@@ -14,9 +14,9 @@ from .types import Call, Grouping, HeadCost, Route
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
     """Log of the attention mass of every K/V group at the centroid of every query group.
 
-    "mass" measures it exactly over the group's keys; "centroid" takes the group's centroid for all of them;
-    "value-error" is that times the root mean square distance of the group's values from their mean: what a
-    centroid could not stand for.
+    "mass" measures it exactly over the group's keys; "centroid" treats all keys as if they lay at the group's
+    centroid; "value-error" is "centroid" times the root mean square distance of the group's values from their
+    mean, which is what a centroid cannot represent.
     -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
     """
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
@@ -27,7 +27,7 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
     if score == "value-error":
         error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
         mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
-    # an infinite key may weigh nothing at a centroid and still decide a row
+    # an infinite key may have no mass at the query centroid and still dominate a row
     broken = _broken_groups(call, grouping).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
     return torch.where(broken, torch.nan, mass)
 
@@ -45,7 +45,7 @@ def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
 
 def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
-    for an empty one.  # [B, H, Cq, Ck] fp32"""
+    for an empty group.  # [B, H, Cq, Ck] fp32"""
     centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
     sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
     return call.scale * backend.matmul(grouping.anchors, centroids.mT) + sizes.float().log()[..., None, :]
@@ -68,19 +68,19 @@ def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
         score: "mass" or "centroid".
         groups: Query groups and K/V groups.
     """
-    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a pair
+    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # as a share of a pair
     if score == "mass":
         return HeadCost(per_key=groups[0] * product)
     return HeadCost(fixed=groups[0] * groups[1] * product)
 
 
 def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
-    """Pairs that routed cells may use, after probes, exact rows and pinned keys are paid for.
+    """Pairs that are left for routed cells after probes, exact rows and pinned keys.
 
     density: one number or [B, H] -> [B] int64, or [B, H]
     """
     if isinstance(density, Tensor) and call.key_mask is None:
-        # known from the shapes: numbers, not tensors, so that a GPU launches nothing for them
+        # known from the shapes, so computed as plain numbers: a GPU then launches nothing for them
         whole, held = call.k.shape[2], call.pinned_keys.count
         spent = (probes + call.exact_queries.count) * whole + call.free_queries.count * held
         return (density * call.q.shape[2] * float(whole)).floor().long() - spent
@@ -113,8 +113,8 @@ def keep_all(call: Call, grouping: Grouping) -> Route:
 def keep_best(
     call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend
 ) -> Route:
-    """Spends a budget [B, H] of pairs on the cells of every head. Every query group keeps the pinned keys,
-    and groups with NaN or Inf among their keys whatever they cost: dense attention passes them on.
+    """Spends a budget [B, H] of pairs on the cells of every head. Every query group keeps the pinned keys.
+    Groups with NaN or Inf among their keys are always kept, because dense attention would pass these on.
 
     log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """
@@ -147,9 +147,9 @@ def keep_best_each(
 
 
 def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
-    """Cells by their score, query group by query group, until each has seen the same number of keys; the cell
-    that crosses this number is kept.  # [B, H, Cq, Ck] bool"""
-    keys = budget.double() / query_sizes.sum(-1).clamp(min=1)  # [B, H], of every row
+    """Keeps the best cells of each query group until it has seen its number of keys, the same for every
+    group; the cell that crosses this number is kept.  # [B, H, Cq, Ck] bool"""
+    keys = budget.double() / query_sizes.sum(-1).clamp(min=1)  # [B, H], keys per row
     score = torch.where(log_share.isnan(), torch.inf, log_share)
     order = torch.where(kv_sizes[..., None, :] > 0, score, -torch.inf).argsort(
         dim=-1, descending=True, stable=True
@@ -164,7 +164,8 @@ def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, b
 def route_cells(
     call: Call, grouping: Grouping, density: float, probes: int, score: str, backend: Backend
 ) -> Route:
-    """Scores the cells and spends what `density` leaves after the probes, the same for every head."""
+    """Scores the cells and keeps the best ones that `density` pays for after the probes; every head gets the
+    same budget."""
     if density == 1.0:
         return keep_all(call, grouping)
     budget = pair_budget(call, density, probes)[:, None].expand(call.q.shape[:2])

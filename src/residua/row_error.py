@@ -27,15 +27,15 @@ def row_errors(out: Tensor, dense: Tensor, leave_out: Tensor | None = None) -> t
 
 
 def frobenius_error(out: Tensor, dense: Tensor) -> float:
-    """|out - dense| / |dense| over everything."""
+    """|out - dense| / |dense| over all entries."""
     return float((out.float() - dense.float()).norm() / dense.float().norm().clamp(min=1e-30))
 
 
 def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
-    """Mean relative error of the probe rows, each counted for as many rows as it stands for.
+    """Mean relative error of the probe rows, weighted by the number of rows that each stands for.
 
     Args:
-        missed: [..., B, H, M, Dv], what the rows are off by.
+        missed: [..., B, H, M, Dv], exact output minus approximate output of these rows.
         probes: The rows, with their exact outputs and weights.
 
     Returns:

@@ -23,7 +23,7 @@ def sdpa(
     config: Config | None = None,
     state: State | None = None,
 ) -> Tensor:
-    """Sparse attention for code that calls torch's function; what it cannot do, it refuses.
+    """Sparse attention for code that calls torch's function; raises for arguments that it does not support.
 
     Args:
         query: [B, H, Nq, D].
@@ -55,7 +55,7 @@ def sdpa(
 
 
 def _key_padding(mask: Tensor, batch: int, keys: int) -> Tensor:
-    """The mask as [B, Nk]; one that masks more than keys is refused.  # bool"""
+    """The mask as [B, Nk] bool; refuses a mask that differs between heads or queries."""
     wanted = f"wanted key padding as bool [B, Nk] or [B, 1, 1, Nk] with B = {batch}, Nk = {keys}"
     per_key = mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
     if (

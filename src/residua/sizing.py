@@ -1,7 +1,9 @@
-"""The numbers of one call: what a Config asks for, cut to what the tensors allow, with a note per cut."""
+"""Group counts, probes, slots and ranks of a call: what the Config asks for, within what the tensors
+allow."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .config import Config
@@ -9,30 +11,46 @@ from .types import Call
 
 QUERIES_PER_GROUP = 252  # what the authors ran: 300 query and 1000 K/V groups at 75,600 tokens
 KEYS_PER_GROUP = 76
-# Short calls need finer groups than that (docs/decisions/0002-group-counts.md): at least these many,
+# Short calls need finer groups (docs/decisions/0002-group-counts.md): at least this many,
 MIN_QUERY_GROUPS = 64
 MIN_KV_GROUPS = 128
-# as long as a group is not smaller than a kernel tile,
+# unless their groups would then be smaller than a kernel tile.
 MIN_QUERIES_PER_GROUP = 64
 MIN_KEYS_PER_GROUP = 32
-# and in tiny calls these many whatever their size, so that a route has something to choose from.
+# Even the smallest calls have this many groups, so that the router can choose.
 FEWEST_QUERY_GROUPS = 4
 FEWEST_KV_GROUPS = 8
-# Summary keys of a query group in calls with fewer free queries than LONG_CALL, and in longer ones.
+# Summary keys of a query group on a GPU in calls with fewer free queries than LONG_CALL, and in longer ones.
 SHORT_CALL_SLOTS = 64
 LONG_CALL_SLOTS = 128
 LONG_CALL = 16384
 DRIFT_RANK = 16
-# Below this density the summary carries the call: finer groups, paid for by a fixed part of the budget
-# (docs/decisions/0011-sizes-by-budget.md).
+# Below this density most of the output comes from the summary: groups are finer, and a fixed part of the
+# budget pays for them (docs/decisions/0011-sizes-by-budget.md).
 LOW_DENSITY = 0.15
-ANCHOR_SHARE = 1 / 8  # query groups for every query that the budget pays a full row for
+# Query groups per full query row that the budget could pay for. A GPU computes covariances group by group, so
+# its anchors are dearer.
+ANCHOR_SHARE, GPU_ANCHOR_SHARE = 1 / 5, 1 / 8
 MIN_QUERIES_PER_ANCHOR = 126
 KEYS_PER_SUMMARY_GROUP = 32
 MAX_SUMMARY_GROUPS = 512
-SLOT_SHARE = 0.15  # of the budget that may go into attending to the summary
-MANY_SLOTS, SOME_SLOTS, FEW_SLOTS = 128, 64, 32
-# With as many heads as this, and more heads than tokens, the two were probably exchanged.
+# Short calls on a CPU have finer K/V groups than that: concentrated heads need them
+# (docs/decisions/0016-concentrated-heads.md).
+MIN_SUMMARY_GROUPS = 256
+FEWEST_KEYS_PER_GROUP = 16
+# If the budget pays for fewer anchors than this part of the default query groups, centroids do better, with
+# many small groups.
+ENOUGH_ANCHORS = 2 / 3
+CENTROID_SHARE = 2 / 5  # query groups per full query row, then
+KEYS_PER_CENTROID = 8
+SLOT_SHARE = 0.15  # the part of the budget that attending to the summary may take
+MANY_SLOTS, SOME_SLOTS, FEW_SLOTS, FEWEST_SLOTS = 128, 64, 32, 16
+# Probe rows, unless a config names their number. In calls with a summary they take at most this part of the
+# budget, as long as there are enough of them.
+PROBES = 64
+PROBE_SHARE = 1 / 12
+MIN_PROBES = 24
+# At least this many heads, and more heads than tokens: the tensor is probably [B, N, H, D].
 MANY_HEADS = 256
 
 
@@ -62,37 +80,63 @@ def default_groups(queries: int, keys: int) -> tuple[int, int]:
     )
 
 
-def summary_groups(queries: int, keys: int, density: float) -> tuple[int, int]:
-    """Group counts for that many free tokens where skipped groups are summarised: the same as by default at
-    ordinary densities, finer and by the budget at low ones."""
+def summary_groups(queries: int, keys: int, density: float, cpu: bool) -> tuple[int, int]:
+    """Group counts for that many free tokens where skipped groups are summarised: at ordinary densities near
+    the default counts, at low ones finer and by the budget."""
     coarse = default_groups(queries, keys)
-    if density >= LOW_DENSITY:
+    rows = density * queries  # full query rows that the budget pays for
+    low = density < LOW_DENSITY
+    if not (cpu or low):
         return coarse
-    most = max(coarse[0], queries // MIN_QUERIES_PER_ANCHOR)
-    fine = max(FEWEST_QUERY_GROUPS, min(most, round(ANCHOR_SHARE * density * queries)))
-    return (
-        max(1, min(queries, fine)),
-        max(coarse[1], min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_SUMMARY_GROUP)),
-    )
+    anchors = round((ANCHOR_SHARE if cpu else GPU_ANCHOR_SHARE) * rows)
+    anchors = min(anchors, max(coarse[0], queries // MIN_QUERIES_PER_ANCHOR if low else 0))
+    if cpu and anchors < ENOUGH_ANCHORS * coarse[0]:
+        few = min(coarse[0], max(FEWEST_QUERY_GROUPS, round(CENTROID_SHARE * rows)))
+        return few, max(coarse[1], min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_CENTROID))
+    fine = min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_SUMMARY_GROUP) if low else 0
+    if cpu:
+        fine = max(fine, min(MIN_SUMMARY_GROUPS, keys // FEWEST_KEYS_PER_GROUP))
+    return max(1, min(queries, max(FEWEST_QUERY_GROUPS, anchors))), max(coarse[1], fine)
 
 
 def summary_sizes(queries: int, density: float, cpu: bool) -> tuple[int, int]:
     """Summary keys per query group, and drift rank."""
-    if density >= LOW_DENSITY:
+    if not cpu and density >= LOW_DENSITY:
         return LONG_CALL_SLOTS if queries >= LONG_CALL else SHORT_CALL_SLOTS, DRIFT_RANK
     affordable = SLOT_SHARE * density * queries
-    if affordable < 0.75 * MANY_SLOTS:
-        return (SOME_SLOTS if affordable > 0.85 * SOME_SLOTS else FEW_SLOTS), DRIFT_RANK
-    # On a GPU a drift of rank 32 does not fit the registers of the kernels.
-    return MANY_SLOTS, 2 * DRIFT_RANK if cpu else DRIFT_RANK
+    if affordable >= 0.75 * MANY_SLOTS:
+        # On a GPU a drift of rank 32 does not fit the registers of the kernels.
+        return MANY_SLOTS, 2 * DRIFT_RANK if cpu else DRIFT_RANK
+    if affordable > 0.85 * SOME_SLOTS:
+        return SOME_SLOTS, DRIFT_RANK
+    return FEWEST_SLOTS if cpu and affordable < 0.5 * FEW_SLOTS else FEW_SLOTS, DRIFT_RANK
 
 
-MANY_CELLS = 1 << 16  # fewer cost nothing that matters
-CELL_COST = 8  # pairs: a cell is scored, sorted and perhaps summarised
+def default_probes(config: Config, queries: int) -> int:
+    """Probe rows of a call with that many query rows; at most half of its budget."""
+    most = min(queries, int(config.density * queries / 2))
+    if not config.summarises:
+        return min(PROBES, most)
+    return min(PROBES, most, max(MIN_PROBES, int(PROBE_SHARE * config.density * queries)))
+
+
+MANY_CELLS = 1 << 16  # the cost of fewer cells is negligible
+CELL_COST = 8  # in pairs: each cell is scored, sorted and perhaps summarised
+
+
+def fewer_cells(query_groups: int, kv_groups: int, pairs: int) -> tuple[int, int]:
+    """Group counts of which choosing among the cells takes no longer than dense attention of that many
+    pairs: the larger count is reduced to the smaller one, then both."""
+    most = max(MANY_CELLS, pairs // CELL_COST)
+    if query_groups * kv_groups <= most:
+        return query_groups, kv_groups
+    small = min(query_groups, kv_groups, math.isqrt(most))
+    large = most // small
+    return (small, large) if query_groups <= kv_groups else (large, small)
 
 
 def resolve(config: Config, call: Call) -> Sizes:
-    """Clamps every count of the config to the call; each clamp leaves a note for the receipt."""
+    """Limits every count of the config to what the call allows; each change leaves a note for the receipt."""
     notes: list[str] = []
 
     def clamp(name: str, wanted: int, most: int, why: str) -> int:
@@ -110,24 +154,24 @@ def resolve(config: Config, call: Call) -> Sizes:
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
     by_default = default_groups(queries, keys)
+    cpu = call.q.device.type == "cpu"
     if config.summarises:
-        by_default = summary_groups(queries, keys, config.density)
-    slots_by_default, rank_by_default = summary_sizes(queries, config.density, call.q.device.type == "cpu")
+        by_default = summary_groups(queries, keys, config.density, cpu)
+    slots_by_default, rank_by_default = summary_sizes(queries, config.density, cpu)
     query_groups = clamp(
         "query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"
     )
     kv_groups = clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys")
-    cells = query_groups * kv_groups
-    if cells >= MANY_CELLS and cells * CELL_COST > queries * keys:
-        notes.append(
-            f"{query_groups} query groups x {kv_groups} K/V groups are {cells} cells for {queries * keys} "
-            "pairs: choosing among them may take longer than dense attention; leave query_groups and "
-            "kv_groups out"
-        )
+    few = fewer_cells(query_groups, kv_groups, queries * keys)
+    why = f"more cells than an eighth of the {queries * keys} pairs take longer than dense attention"
+    query_groups = clamp("query_groups", query_groups, few[0], why)
+    kv_groups = clamp("kv_groups", kv_groups, few[1], why)
     key_rank = clamp("key_rank", config.key_rank, head_dim, "the head dim")
     query_rank = clamp("query_rank", config.query_rank, head_dim, "the head dim")
     probes = 0
-    if config.takes_probes:
+    if config.takes_probes and config.probes is None:
+        probes = min(default_probes(config, call.q.shape[2]), queries)
+    elif config.takes_probes and config.probes is not None:
         affordable = int(config.density * call.q.shape[2] / 2)
         probes = clamp("probes", config.probes, affordable, "half of the pair budget")
         probes = clamp("probes", probes, queries, "as many queries")
@@ -135,8 +179,8 @@ def resolve(config: Config, call: Call) -> Sizes:
     if probes:
         residual_rank = clamp("residual_rank", residual_rank, probes, "as many probes")
     slots = min(kv_groups, config.summary_slots or slots_by_default)
-    wanted = rank_by_default if config.drift_rank is None else config.drift_rank
-    drift_rank = clamp("drift_rank", wanted, head_dim, "the head dim")
+    rank = rank_by_default if config.drift_rank is None else config.drift_rank
+    drift_rank = clamp("drift_rank", rank, head_dim, "the head dim")
     single = slots if slots == kv_groups else slots // 2
     return Sizes(
         query_groups, kv_groups, key_rank, query_rank, min(config.metric_rows, queries),

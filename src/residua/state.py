@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class State:
-    """Warm start of one layer in one guidance branch. Give each its own, and `reset()` it before a new video;
-    a call of another shape, device, dtype or grouping starts cold by itself.
+    """Warm start of one layer in one guidance branch. Use one for each of these, and call `reset()` before a
+    new video; a call of another shape, device, dtype or grouping starts cold by itself.
 
     Not safe to share between threads that call at the same time.
     """
 
     def __init__(self, shared: SharedBudget | None = None) -> None:
         """Args:
-        shared: The budget that this layer shares with others (`Config.balance`); None: one of its own, which
-            its heads share.
+        shared: The budget that this layer shares with others (`Config.balance`); None: its heads share a
+            budget of their own.
         """
         self._key: tuple[object, ...] | None = None
         self._memory: GroupMemory | None = None
@@ -39,15 +39,24 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """GroupMemory of what is carried to the next step."""
+        """Bytes of memory that the state holds for the next step."""
         return self._memory.nbytes if self._memory else 0
 
     def reset(self) -> None:
-        """Forgets everything: the next call starts cold. A budget that was given is reset by who gave it."""
+        """Forgets everything: the next call starts cold. A `shared` budget that was passed in is not
+        reset."""
         self._key = self._memory = self._budget_key = self.budget = self._own = None
 
+    def start_from(self, other: State) -> None:
+        """Starts the first call from the groups of another state that saw a similar call: the same layer in
+        another guidance branch, or in another transformer of the same shape. Such groups fit less well than
+        those of the step before, so tokens are always clustered again, in a few steps."""
+        if other._memory is not None and self._memory is None:
+            centroids = GroupMemory(*other._memory.centroids, borrowed=True)
+            self._key, self._memory = other._key, centroids
+
     def memory(self, call: Call, config: Config, sizes: Sizes) -> GroupMemory | None:
-        """The groups of the last call if they are of any use to this one."""
+        """The groups of the last call if this call can start from them."""
         return self._memory if self._key == _key(call, config, sizes) else None
 
     @property
@@ -62,11 +71,11 @@ class State:
         return self._own
 
     def knows_budget(self, call: Call, config: Config) -> bool:
-        """Whether what was learned of budgets answers the same question as this call."""
+        """Whether the learned budget was learned for calls like this one: same shapes, device, settings."""
         return self._budget_key == _budget_key(call, config)
 
     def remember_budget(self, call: Call, config: Config, budget: Tensor | None) -> None:
-        """Keeps what the heads may spend next, and for which question that was learned."""
+        """Keeps what the heads may spend next, and the kind of call for which that was learned."""
         self._budget_key, self.budget = _budget_key(call, config), budget
 
     def remember(self, call: Call, config: Config, sizes: Sizes, memory: GroupMemory) -> None:

@@ -12,7 +12,7 @@ from .types import Timings
 
 
 class Stopwatch:
-    """Time per stage when asked for; otherwise free of cost and of device synchronisation."""
+    """Measures the time of each stage. Switched off, it costs nothing and never waits for the device."""
 
     def __init__(self, enabled: bool, device: torch.device) -> None:
         self._enabled = enabled

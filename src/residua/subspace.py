@@ -18,9 +18,9 @@ SHIFT = 1e-6  # of the largest entry: keeps every direction alive, and the Chole
 
 
 def leading_basis(matrix: Tensor, rank: int, steps: int = STEPS) -> Tensor:
-    """Orthonormal columns that span about the `rank` leading eigenvectors of matrix [..., n, n] fp64.
+    """Orthonormal columns that approximately span the `rank` leading eigenvectors of matrix [..., n, n] fp64.
 
-    Directions whose eigenvalues are nearly equal to the last one may be exchanged for each other. The start
+    Directions whose eigenvalues nearly equal the last one may be mixed up with each other. The start
     is fixed, so repeats are bit-identical.  # [..., n, rank]
     """
     size = matrix.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
@@ -29,14 +29,14 @@ def leading_basis(matrix: Tensor, rank: int, steps: int = STEPS) -> Tensor:
     basis = _cosines(matrix, rank)
     for _ in range(steps):
         basis = _orthonormal(shifted @ basis)
-    return _orthonormal(basis)  # once more: Cholesky factors lose digits in the first pass
+    return _orthonormal(basis)  # a second time, because the first pass through Cholesky factors loses digits
 
 
 def leading_factor(metric: Tensor, rank: int) -> Tensor:
     """F with F F^T = the part of the metric in its leading space, in units of the mean eigenvalue there.
 
-    Stands for eigenvectors times the roots of their eigenvalues: F differs from that by a rotation of its
-    columns, which no distance and no RMS can see.  # [..., D, D] fp64 -> [..., D, rank] fp32
+    Replaces eigenvectors times the roots of their eigenvalues: F differs from that by a rotation of its
+    columns, which changes no distance and no RMS.  # [..., D, D] fp64 -> [..., D, rank] fp32
     """
     basis = leading_basis(metric.double(), rank)
     inner = basis.mT @ metric.double() @ basis  # [..., rank, rank]
@@ -60,7 +60,7 @@ def _orthonormal(x: Tensor) -> Tensor:
 
 
 def _cholesky(gram: Tensor) -> Tensor:
-    """Lower factor; a speck on the diagonal stands in for what rounding took."""
+    """Lower factor; a small term on the diagonal makes up for rounding."""
     speck = 1e-15 * gram.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
     eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     return torch.linalg.cholesky_ex(gram + (speck + torch.finfo(gram.dtype).tiny) * eye).L

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# as concentrated as the p90, p50 and p10 heads of real video models: 95 % of the mass in about 0.7, 0.13 and
-# 0.01 of the keys
+# As concentrated as the heads at the 90th, 50th and 10th percentile of real video models: 95 % of the mass
+# lies in about 0.7, 0.13 and 0.01 of the keys.
 CONCENTRATIONS = {"broad": 9.0, "medium": 16.5, "sparse": 25.0}
 
 
@@ -57,7 +57,8 @@ def video_like(recipe: VideoLike, dtype: torch.dtype = torch.float32) -> tuple[T
 
 
 def grid_for(tokens: int) -> tuple[int, int, int]:
-    """A (frames, height, width) grid of exactly that many tokens, as near as it can to a wide short clip."""
+    """A (frames, height, width) grid of exactly that many tokens, as close as possible to a wide, short
+    clip."""
     side = (2 * tokens) ** (1 / 3)
 
     def oddness(grid: tuple[int, int, int]) -> float:
@@ -102,7 +103,8 @@ def _content(recipe: VideoLike, places: Tensor, generator: torch.Generator) -> T
 
 
 def _blend(x: Tensor, locality: float) -> Tensor:
-    """Rows of length sqrt(D), part content and part a constant that the rotation turns into a position."""
+    """Rows of length sqrt(D): part content, part a constant that the rotary embedding turns into a
+    position."""
     constant = torch.ones_like(x)
     content = x / x.norm(dim=-1, keepdim=True).clamp(min=1e-6) * math.sqrt(x.shape[-1])
     return math.sqrt(1 - locality) * content + math.sqrt(locality) * constant

@@ -1,10 +1,11 @@
-"""The nouns of one attention call, with their shapes. Letters as everywhere: `B` batch, `H` query heads,
+"""The data types of one attention call, with their shapes. Letters as everywhere: `B` batch, `H` query heads,
 `Hkv` key/value heads, `N` tokens (`Nq`, `Nk`), `D` head dim (`Dv` of the values), `Cq`/`Ck` query and K/V
 groups, `M` probe rows, `R` rank."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -30,7 +31,7 @@ class Rows:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=device)
 
     def take(self, x: Tensor, dim: int) -> Tensor:
-        """The chosen slices of `x` along `dim`, without a copy where one range says it all."""
+        """The chosen slices of `x` along `dim`; not a copy if the set is one range."""
         if len(self.ranges) == 1:
             start, stop = self.ranges[0]
             return x.narrow(dim, start, stop - start)
@@ -56,8 +57,8 @@ class Call:
     free_keys: Rows  # grouped and routed
     pinned_keys: Rows  # kept for every query group
     key_mask: Tensor | None = None  # [B, Nk] bool, False = padding
-    broken_keys: Tensor | None = None  # [B, Hkv, Nk] bool, not finite; None: none, or not looked at
-    broken_channels: Tensor | None = None  # [B, Hkv, Dv] bool, with values that are not finite
+    broken_keys: Tensor | None = None  # [B, Hkv, Nk] bool, keys that are not finite; None: none, or unchecked
+    broken_channels: Tensor | None = None  # [B, Hkv, Dv] bool, channels in which a value is not finite
 
     @property
     def shares(self) -> int:
@@ -66,14 +67,14 @@ class Call:
 
     @property
     def routable(self) -> bool:
-        """Whether there is anything to group: rows, heads, and rows and keys that are not spoken for."""
+        """Whether there is anything to group: rows that are not exact, and keys that are not pinned."""
         return bool(self.q.numel() and self.free_queries.count and self.free_keys.count)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Tokens sorted into groups. Group `g` of a head holds `order[offsets[g]:offsets[g + 1]]`; tokens of no
-    group (padding, or rows that are computed exactly) come last in `order` and carry the label -1."""
+    """Tokens sorted into groups. Group `g` of a head holds `order[offsets[g]:offsets[g + 1]]`; tokens without
+    a group (padding, or rows that are computed exactly) come last in `order` and have the label -1."""
 
     labels: Tensor  # [B, H, N] int64
     order: Tensor  # [B, H, N] int64, a permutation of the tokens, ascending inside a group
@@ -100,8 +101,8 @@ class Partition:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Both partitions of a call and the geometry they came from. With pinned keys, the last K/V group holds
-    them (`pinned_groups` = 1)."""
+    """Both partitions of a call and the geometry they came from. Pinned keys, if any, form the last K/V group
+    (`pinned_groups` = 1)."""
 
     query: Partition  # H heads
     kv: Partition  # Hkv heads
@@ -112,20 +113,21 @@ class Grouping:
     )
     pinned_groups: int = 0
     key_factor: Tensor | None = None  # [B, Hkv, D, R] fp32, the map to the coordinates of keys
-    query_factor: Tensor | None = None  # [B, H, D, R] fp32, and of queries; None: compared as they are
+    query_factor: Tensor | None = None  # [B, H, D, R] fp32, the same for queries; None: compared as they are
     age: int = 0  # calls since the tokens of all heads were clustered
-    reused: Tensor | None = None  # [B, Hkv] bool, heads whose tokens stay in the groups of the call before
+    reused: Tensor | None = None  # [B, Hkv] bool, heads that keep the groups of the call before
 
     @cached_property
     def anchors(self) -> Tensor:
-        """The query centroids, finite: a row that is not must not decide for its group.  # [B, H, Cq, D]"""
+        """The query centroids with 0 for NaN and Inf: one broken row must not decide for its group.
+        # [B, H, Cq, D]"""
         return torch.nan_to_num(self.query_centroids, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """What a layer keeps of its groups for the next call. Centroids are in the dtype of the call: they are a
-    start, not a result."""
+    """What a layer keeps of its groups for the next call. Centroids are in the dtype of the call: they are
+    only a starting point."""
 
     query_centroids: Tensor  # [B, H, Cq, D]
     kv_centroids: Tensor  # [B, Hkv, Ck, D] without pinned groups
@@ -133,8 +135,8 @@ class GroupMemory:
     kv_labels: Tensor | None = None  # [B, Hkv, Nk]
     key_factor: Tensor | None = None
     query_factor: Tensor | None = None
-    key_mask: Tensor | None = None
     age: int = 0
+    borrowed: bool = False  # whether it comes from another branch or transformer
 
     @property
     def nbytes(self) -> int:
@@ -178,6 +180,19 @@ class Drift:
     slope: Tensor  # [B, H, Cq, R, Dv] fp32
 
 
+class Choice(IntEnum):
+    """What a head does about the pairs that it skips."""
+
+    WITH_DRIFT = 0  # attends to the summary, which changes from row to row
+    WITHOUT_DRIFT = 1  # attends to the summary as it is at the anchor
+    PLAIN = 2  # drops them
+    DENSE = 3  # skips none
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
 @dataclass(frozen=True)
 class SummaryKeys:
     """What stands for the skipped K/V groups of a query group: a few keys beside its cells, each with an
@@ -192,14 +207,16 @@ class SummaryKeys:
 
 @dataclass(frozen=True)
 class Probes:
-    """Query rows that are evaluated exactly: to fit on, or to choose and estimate by."""
+    """Query rows that are evaluated exactly, for the fit, or for the choice per head and the error
+    estimate."""
 
     rows: Tensor  # [B, H, M] int64, distinct, indices of the original order
     weights: Tensor  # [B, H, M] fp32, |group| / probes in the group
     exact: Tensor  # [B, H, M, Dv] fp32, dense attention of those rows
 
     def residual(self, out: Tensor) -> tuple[Tensor, Tensor]:
-        """What a sparse output [B, H, Nq, Dv] misses at the probes, and that output there, [B, H, M, Dv]."""
+        """What a sparse output [B, H, Nq, Dv] misses at the probes, and that output at the probes; both
+        [B, H, M, Dv]."""
         sparse = torch.take_along_dim(out, self.rows[..., None], dim=2)
         return self.exact - sparse, sparse
 
@@ -213,10 +230,10 @@ class Probes:
 class ResidualFit:
     """The paper's map from a sparse output x to what it misses: `bias + x @ left @ right`."""
 
-    left: Tensor  # [..., Dv, R] fp32, the standardisation of x folded in
+    left: Tensor  # [..., Dv, R] fp32, includes the standardisation of x
     right: Tensor  # [..., R, Dv] fp32
     bias: Tensor  # [..., Dv] fp32
-    left_out: Tensor  # [..., M, Dv] fp32, error of each probe under the fit without it
+    left_out: Tensor  # [..., M, Dv] fp32, error at each probe of a fit without that probe
 
     def predict(self, x: Tensor) -> Tensor:
         """The residual expected at sparse outputs x [..., N, Dv]."""
@@ -233,7 +250,7 @@ class HeadCost(NamedTuple):
     per_key: float = 0.0
 
     def at(self, keys: T) -> T:
-        """For that many keys that are not padding, as one number or a tensor of them."""
+        """The cost for that many keys (without padding): a number, or a tensor of numbers."""
         return self.fixed + self.per_key * keys
 
 

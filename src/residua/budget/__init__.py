@@ -1,5 +1,5 @@
-"""What each head of a call may spend: a fixed share of dense attention, what keeps an error bound, or its
-part of a budget that many heads share."""
+"""What each head of a call may spend: a fixed share of dense attention, as much as an error bound needs, or
+its part of a budget that many heads share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def allowance(call: Call, config: Config, state: State | None) -> Tensor:
 
 
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
-    """Remembers what the next call of this layer may spend, if the config moves budgets at all."""
+    """Remembers what the next call of this layer may spend, if budgets depend on earlier calls."""
     call, config = grouped.call, grouped.config
     if verdict.error is None or verdict.choice is None or not config.moves_budget:
         return
@@ -38,7 +38,7 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
     dense = verdict.choice == Choice.DENSE
     budget = None
     if config.balance:
-        # what a dense head would be off by is not known; it stays where it was
+        # a dense head's sparse error is unknown, so it keeps what was known before
         pairs = float(call.q.shape[2] * call.k.shape[2])
         error = torch.where(dense, config.max_error or 1.0, verdict.error)
         state.shared.learn(state, grouped.allowed, error, _output_norm(verdict.probes), floor, pairs)
@@ -51,7 +51,7 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
 
 
 def _output_norm(probes: Probes | None) -> Tensor:
-    """Mean norm of a head's output rows, from those that were computed exactly.  # [B, H]"""
+    """Mean norm of a head's output rows, measured on the exact ones.  # [B, H]"""
     assert probes is not None, "an error estimate comes from probes"
     norm = torch.nan_to_num(probes.exact.norm(dim=-1), nan=0.0, posinf=0.0)  # [B, H, M]
     total = probes.weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)

@@ -1,4 +1,5 @@
-"""Budgets under an error bound: each head spends what keeps its estimated error below `Config.max_error`."""
+"""Budgets under an error bound: each head spends enough to keep its estimated error below
+`Config.max_error`."""
 
 from __future__ import annotations
 
@@ -7,24 +8,24 @@ from torch import Tensor
 
 from .common import TINY, finite_error
 
-MAX_STEP = 1.6  # by which a budget grows or shrinks from one call to the next
-POWER = 1.5  # the error falls about with this power of the budget
+MAX_STEP = 1.6  # most by which a budget grows or shrinks from one call to the next
+POWER = 1.5  # the error falls roughly with this power of the budget
 SHARE = 1 / 4  # a head whose error at the ceiling is 1 / 16 of the bound gets half of the ceiling
 
 
 def next_budget(
     spent: Tensor, error: Tensor, dense: Tensor, floor: Tensor, *, ceiling: float, bound: float
 ) -> Tensor:
-    """What the next call may spend. Not what just keeps the bound: an easy head would then be made as bad as
-    the worst one may be.
+    """What the next call may spend. A head with a small error gets less, but more than would just keep the
+    bound: otherwise easy heads would become as bad as the bound allows.
 
     Args:
-        spent: [B, H], what the heads might spend in this call.
+        spent: [B, H], what the heads were allowed to spend in this call.
         error: [B, H], their estimated errors.
         dense: [B, H] bool, heads that ran dense; they keep the ceiling.
-        floor: Below which a reconstruction has nothing left to work with.
+        floor: The density below which a reconstruction does not work.
         ceiling: The most that a head may spend.
-        bound: The error that is aimed at.
+        bound: The error bound.
 
     Returns:
         [B, H] fp64.

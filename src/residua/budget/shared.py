@@ -1,9 +1,9 @@
-"""One budget for many heads: pairs go where one pair takes off the most error (water filling).
+"""One budget for many heads: pairs go where they reduce the error most (water filling).
 
 The error of a head is modelled as `scale * density ** -power`, both learned from the errors that its calls
-estimate. What a head's error means to the output is its size times the norm of the head's output. Minimising
-the sum of these absolute errors under a fixed total gives every head the density at which one more pair
-would take off as much as anywhere else; the common exchange rate is found by bisection.
+estimate. Its effect on the output is the error times the norm of the head's output. Minimising the sum of
+these absolute errors under a fixed total gives every head the density at which one more pair would reduce the
+sum as much as in any other head; this common rate is found by bisection.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 from ..config import MAX_BALANCED_DENSITY
 from .common import TINY, finite_error
 
-POWER = 1.0  # with which the error falls before a head was seen at two densities
-POWERS = (0.4, 3.0)  # a measured power outside of this is noise
-MIN_MOVE = 0.15  # change of log density from which a power can be measured
-SMOOTHING = 0.5  # weight of what was known before
-HALVINGS = 40  # of the interval that holds the exchange rate
+POWER = 1.0  # of the error's fall, until a head was seen at two densities
+POWERS = (0.4, 3.0)  # range of plausible powers; a measured one outside is noise
+MIN_MOVE = 0.15  # smallest change of log density from which a power can be measured
+SMOOTHING = 0.5  # weight of the older estimate
+HALVINGS = 40  # of the interval that contains the common rate
 
 
 @dataclass(frozen=True)
 class HeadModel:
-    """What is known of the heads of one layer: error ~ scale * density ** -power."""
+    """What is known about the heads of one layer: error ~ scale * density ** -power."""
 
     log_scale: Tensor  # [B, H] fp64
     power: Tensor  # [B, H] fp64
     norm: Tensor  # [B, H] fp64, mean norm of the head's output rows
-    floor: Tensor  # [B, H] fp64, below which a reconstruction has nothing to work with
-    density: Tensor  # [B, H] fp64, at the last call,
-    log_error: Tensor  # [B, H] fp64, and the error there
+    floor: Tensor  # [B, H] fp64, the density below which a reconstruction does not work
+    density: Tensor  # [B, H] fp64, at the last call
+    log_error: Tensor  # [B, H] fp64, the error at that density
     pairs: float  # of one head, dense
 
     def updated(self, density: Tensor, log_error: Tensor, norm: Tensor, floor: Tensor) -> HeadModel:
@@ -52,12 +52,12 @@ class HeadModel:
 
 
 class SharedBudget:
-    """A budget that the heads of all the layers and branches of a run share, from step to step.
+    """A budget that the heads of all layers and branches of a run share, from step to step.
 
     Until a layer has been seen its heads get the mean density. From then on the allowances of all known
-    layers are solved together, once per step: when a layer comes back that was already served.
+    layers are solved together, once per step: when the first layer of the new step asks again.
 
-    Not safe to share between threads that call at the same time. Nothing is read from the device.
+    Not safe to share between threads that call at the same time. Never waits for the device.
     """
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class SharedBudget:
         """What the heads of a layer may spend in the coming call.
 
         Args:
-            site: Any name of the layer and branch.
-            mean: The density that is spent in all, over all heads.
+            site: Any key that identifies the layer and branch.
+            mean: The density to spend on average over all heads.
             max_error: A bound on each head's error that may cost more than the budget; None: no bound.
 
         Returns:
@@ -89,14 +89,14 @@ class SharedBudget:
     def learn(
         self, site: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float
     ) -> None:
-        """Takes in what a call has shown.
+        """Learns from a finished call.
 
         Args:
-            site: The same name as in `allowance`.
-            density: [B, H], what its heads might spend.
+            site: The same key as in `allowance`.
+            density: [B, H], what its heads were allowed to spend.
             error: [B, H], their estimated relative errors.
             norm: [B, H], the mean norms of their output rows.
-            floor: Broadcasts to [B, H], the least density that is of use.
+            floor: Broadcasts to [B, H], the least useful density.
             pairs: Query-key pairs of one head, dense.
         """
         log_error = finite_error(error).clamp(min=TINY).log()
@@ -117,7 +117,7 @@ class SharedBudget:
             return torch.cat([getattr(model, name).flatten() for model in models])
 
         share = torch.cat([torch.full_like(m.density, m.pairs).flatten() for m in models])
-        share = share / share.sum()  # of all pairs, by head
+        share = share / share.sum()  # a head's share of all pairs
         density = spread(
             joined("log_scale"), joined("power"), joined("norm"), joined("floor").clamp(max=mean), share, mean
         )
@@ -138,7 +138,7 @@ def spread(
         power: [n] fp64.
         norm: [n] fp64.
         floor: [n] fp64, the least density of each head.
-        share: [n] fp64, what part of all pairs a head has; sums to 1.
+        share: [n] fp64, a head's share of all pairs; sums to 1.
         mean: The density over all pairs.
 
     Returns:

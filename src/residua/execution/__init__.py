@@ -1,4 +1,4 @@
-"""Backends: each registers itself here, says why it cannot take a call, and never falls back in silence."""
+"""Backends: each registers here, gives reasons if it cannot take a call, and never falls back silently."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from torch import Tensor
 from ..inputs import validate
 from ..types import Route, SummaryKeys
 from . import flashinfer, native, portable, reference, triton
-from .backend import BACKENDS, Backend, Demand, backends, choose_backend
+from .backend import BACKENDS, Backend, Demand
 from .check import check_route, check_summary
+from .selection import backends, choose_backend
 
 __all__ = [
     "BACKENDS",

@@ -1,4 +1,4 @@
-"""What a backend is, how one registers itself, and how one is chosen: with reasons, never silently.
+"""What a backend is, and how one registers itself; `selection.py` chooses one.
 
 A backend runs the heavy primitives of a call. The base class holds every primitive in plain torch, on any
 device, without an [N, N] or an all-heads [N, C] matrix; a backend overrides what it does better.
@@ -14,10 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import BackendError
 from ..registry import Registry
 from ..subspace import leading_basis, leading_factor
-from ..types import Call, Partition, ResidualFit, Route, SummaryKeys
+from ..types import Call, Drift, Partition, ResidualFit, Route, SummaryKeys
 from . import plain
 
 
@@ -46,6 +45,7 @@ class Backend:
     about: ClassVar[str]  # one line for `residua doctor`
     priority: ClassVar[int] = 0  # `auto` tries higher ones first; below 0: only by name
     deterministic: ClassVar[bool] = True  # bit-identical on repeats
+    adds_by_slot: ClassVar[bool] = False  # whether `slot_means` is the fastest way to add a few rows by slot
     devices: ClassVar[tuple[str, ...] | None] = None  # torch device types; None = any
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     head_dims: ClassVar[tuple[int, int]] = (1, 1 << 30)  # inclusive, for D and Dv
@@ -104,7 +104,11 @@ class Backend:
         of `kmeans_step`."""
         x, centres = self.only_finite(x), self.only_finite(centres)
         for _ in range(steps):
+            before = centres
             labels, centres, sizes = self.kmeans_step(x, centres, valid)
+            # further steps change nothing; a GPU is not asked, because it would have to wait
+            if x.device.type == "cpu" and torch.equal(before, centres):
+                break
         return labels, centres, sizes
 
     def lloyd_labels(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> Tensor:
@@ -192,17 +196,22 @@ class Backend:
         return keys, values, log_mass - scale * at_anchor
 
     def mixed_covariance(
-        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor,
+        pool: Tensor | None = None, pools: int = 0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """How the keys' coordinates and the values vary together in a mixture of groups, and how the
         coordinates vary alone: `group_covariance` in the coordinates k @ factor, summed by `share`. Groups
-        for which it is not finite count as 0.
+        for which it is not finite count as 0. With `pool`, groups of one pool count alike: each stands for
+        the mean over all keys of its pool, still around the means of the keys' own groups.
 
         share [B, Hkv, M, Ck], k [B, Hkv, N, D], factor [B, Hkv, D, R], v [B, Hkv, N, Dv], centroids
-        [B, Hkv, Ck, D] the groups' mean keys -> [B, Hkv, M, R, Dv], [B, Hkv, M, R]
+        [B, Hkv, Ck, D] the groups' mean keys, pool [B, Hkv, Ck] int64 in range(pools)
+        -> [B, Hkv, M, R, Dv], [B, Hkv, M, R]
         """
         coordinates = self.project(k, factor, normalise=False)
         covariance, variance = map(self.only_finite, self.group_covariance(coordinates, v, kv))
+        if pool is not None:
+            share = plain.pooled_share(share, kv, pool, pools, self.matmul)
         mixed = self.matmul(share, covariance.flatten(3)).unflatten(-1, covariance.shape[3:])
         return mixed, self.matmul(share, variance)
 
@@ -233,6 +242,38 @@ class Backend:
         [B, H, M, Dv], their natural log-sum-exp [B, H, M], all fp32; 0 and -inf for a row that keeps nothing
         """
         return plain.split_rows(rows, k, v, kv, kept, key_mask, scale)
+
+    def candidate_errors(
+        self, rows: Tensor, group: Tensor, exact: Tensor, kept: tuple[Tensor, Tensor],
+        skipped: tuple[Tensor, Tensor], drift: Drift | None,
+    ) -> Tensor:  # fmt: skip
+        """Relative error of rows that are known exactly, if they attended to their kept keys and to summary
+        keys that drift (left out where `drift` is None), to both without the drift, or to the kept keys
+        alone.
+
+        rows [B, H, M, D] of the groups [B, H, M] int64, exact [B, H, M, Dv] fp32; kept and skipped: output
+        [B, H, M, Dv] and log-sum-exp [B, H, M] over the kept keys and over the summary keys, fp32
+        -> [candidates, B, H, M] fp32
+        """
+        return plain.candidate_errors(rows, group, exact, kept, skipped, drift, self.matmul)
+
+    def best_candidate(
+        self, errors: Tensor, weights: Tensor, bare: Tensor, handicap: float
+    ) -> tuple[Tensor, Tensor]:
+        """The candidate of every head with the least mean error by `weights`; a later one must have less than
+        `handicap` times the error of the best before it. Heads that are `bare` take the last.
+
+        errors [candidates, B, H, M] fp32, weights [B, H, M] fp32, bare [B, H] bool -> number [B, H] int64,
+        error [B, H] fp32
+        """
+        return plain.best_candidate(errors, weights, bare, handicap)
+
+    def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
+        """The summary as the heads chose it: without its drift, or without any key; maybe in place.
+
+        choice [B, H] int64, numbers of `Choice`
+        """
+        return plain.switch_summary(summary, choice)
 
     def add_affine(
         self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype
@@ -382,47 +423,3 @@ class Backend:
 
 
 BACKENDS: Registry[Backend] = Registry("backend")
-
-
-def backends() -> dict[str, Backend]:
-    """All registered backends, best first."""
-    return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].priority))
-
-
-def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
-    """What `auto` tries, in order: as `residua bench gpu` measured it on this GPU, otherwise by priority."""
-    candidates = [backend for backend in known.values() if backend.priority >= 0]
-    if device.type != "cuda":
-        return candidates
-    from .gpu_cache import recall
-
-    order = recall(device).get("order", []) if torch.cuda.is_available() else []
-    return sorted(candidates, key=lambda b: order.index(b.name) if b.name in order else len(order))
-
-
-def choose_backend(name: str, demand: Demand) -> Backend:
-    """The backend of that name, or for "auto" the best one that takes the call."""
-    known = backends()
-    if name != "auto":
-        if name not in known:
-            raise BackendError(f"backend={name!r} is not known; there are: auto, {', '.join(known)}")
-        reasons = known[name].reasons(demand)
-        if reasons:
-            others = [other for other, it in known.items() if not it.reasons(demand)]
-            raise BackendError(
-                f"backend={name!r} cannot run this call: {'; '.join(reasons)}. "
-                f"Use backend='auto' or one of: {', '.join(others) or 'none takes it'}"
-            )
-        return known[name]
-    refusals = []
-    for candidate in _by_rank(known, demand.device):
-        reasons = candidate.reasons(demand)
-        if demand.device.type == "cuda" and not candidate.gpu_by_itself:
-            reasons = [
-                *reasons,
-                f"slower on a GPU than dense attention; backend={candidate.name!r} asks for it",
-            ]
-        if not reasons:
-            return candidate
-        refusals.append(f"{candidate.name}: {'; '.join(reasons)}")
-    raise BackendError("no backend takes this call.\n  " + "\n  ".join(refusals))

@@ -1,4 +1,4 @@
-"""Checks routes that come from outside: they must describe the tensors they are used with."""
+"""Checks routes that come from outside: they must fit the tensors they are used with."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def check_route(route: Route, call: Call) -> None:
 
 
 def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None:
-    """Raises RouteError if summary keys or their drift do not fit the route; compiled backends trust them."""
+    """Raises RouteError if summary keys or their drift do not fit the route; compiled backends do not
+    check."""
     if summary is None:
         return
     groups = [*call.q.shape[:2], route.query.groups]

@@ -1,4 +1,4 @@
-"""Pure torch on any device: one query group at a time against its gathered keys, never [N, N]."""
+"""Pure torch on any device: one query group at a time against its gathered keys, never an [N, N] matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Portable(Backend):
     name = "portable"
     about = "pure torch, any device and dtype"
     priority = 10
-    gpu_by_itself = False  # loops of Python that wait for the device
+    gpu_by_itself = False  # Python loops that wait for the device
 
     def attend(
         self,
@@ -48,7 +48,7 @@ class Portable(Backend):
                     index = route.query.order[b, h, ends[a] : ends[a + 1]]
                     if not len(index):
                         continue
-                    # padding stands behind the last group, with a False of its own
+                    # padding comes after the last group and is never kept
                     kept = torch.nn.functional.pad(route.cells[b, h, a], (0, 1))
                     columns = kept.repeat_interleave(members[b, g], output_size=k.shape[2]).nonzero()[:, 0]
                     found = _attend_group(
@@ -69,13 +69,13 @@ class _GroupSummary:
     keys: Tensor  # [T, D]
     values: Tensor  # [T, Dv]
     log_weight: Tensor  # [T]
-    basis: Tensor | None = None  # [D, R], and the other parts of a Drift
+    basis: Tensor | None = None  # [D, R]; this and the rest are the parts of a Drift
     origin: Tensor | None = None
     curve: Tensor | None = None
     slope: Tensor | None = None
 
     def drift(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What log-weights and values gain at rows q [n, D].  # [n], [n, Dv]"""
+        """What is added to log-weights and values at rows q [n, D].  # [n], [n, Dv]"""
         if self.basis is None or self.origin is None or self.curve is None or self.slope is None:
             return None
         y = q @ self.basis.to(q) - self.origin.to(q)
@@ -83,10 +83,10 @@ class _GroupSummary:
 
 
 def _summary_of(summary: SummaryKeys | None, b: int, h: int, a: int, g: int) -> _GroupSummary | None:
-    """Without the keys that are switched off; None if none is left."""
+    """The summary of one group without keys that are switched off; None if none is left."""
     if summary is None:
         return None
-    on = summary.log_weight[b, h, a] != -torch.inf  # NaN is on: it must reach the output
+    on = summary.log_weight[b, h, a] != -torch.inf  # NaN counts as on: it must reach the output
     if not on.any():
         return None
     own = (summary.keys[b, h, a][on], summary.values[b, h, a][on], summary.log_weight[b, h, a][on])

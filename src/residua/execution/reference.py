@@ -1,5 +1,5 @@
-"""Masked dense attention, one head at a time, as naive as it can be. Small calls only: it builds an [Nq, Nk]
-mask. On fp64 tensors its answers are what the other backends are measured by."""
+"""Masked dense attention, one head at a time, as simple as possible. Small calls only: it builds an [Nq, Nk]
+mask. On fp64 tensors its results are the reference for all other backends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reference(Backend):
                 rows_out = (
                     _sum_kept(weights, values, kept, labels) if summary is None else _rowwise(weights, values)
                 )
-                # a row that sees keys and gives them no weight at all is NaN, as in dense attention
+                # a row that sees keys but gives them no weight is NaN, as in dense attention
                 out[b, h] = torch.where(seen, rows_out / total, 0.0).to(out.dtype)
                 lse[b, h] = torch.where(seen, top + total.log(), -torch.inf)[:, 0].float()
         return out, lse
@@ -67,7 +67,8 @@ def _row_mask(query_labels: Tensor, kv_labels: Tensor, cells: Tensor) -> Tensor:
 
 
 def _sum_kept(weights: Tensor, values: Tensor, kept: Tensor, labels: Tensor) -> Tensor:
-    """Weighted sums of the values, group by group: what a row does not keep must not reach it as 0 * NaN."""
+    """Weighted sums of the values, group by group: values that a row does not keep must not reach it as 0 *
+    NaN."""
     sums = weights.new_zeros(len(labels), values.shape[-1])
     for group in labels.unique():
         rows = labels == group
@@ -101,7 +102,7 @@ def _append_summary(
 
 
 def _drift(drift: Drift, query: Tensor, group: Tensor, b: int, h: int) -> tuple[Tensor, Tensor]:
-    """What log-weights and values of the summary keys gain at every row.  # [Nq], [Nq, Dv]"""
+    """What is added to log-weights and values of the summary keys at every row.  # [Nq], [Nq, Dv]"""
     shares = drift.origin.shape[1] // drift.basis.shape[1]
     origin, curve, slope = (t[b, h].to(query.dtype)[group] for t in (drift.origin, drift.curve, drift.slope))
     y = query @ drift.basis[b, h // shares].to(query.dtype) - origin  # [Nq, R]

@@ -1,4 +1,4 @@
-"""Sorting tokens into groups: response coordinates, k-means, partitioners."""
+"""Sorts tokens into groups: response coordinates, k-means, partitioners."""
 
 from .kmeans import Clusters, kmeans
 from .partition import PARTITIONERS, Partitioner, group_tokens

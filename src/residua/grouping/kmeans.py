@@ -1,5 +1,5 @@
 """Lloyd's k-means, batched over heads, deterministic, with warm starts. It always ends: the number of steps
-is fixed, and coordinates that are not finite are taken as zero."""
+is fixed, and coordinates that are not finite count as zero."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..golden import ONE, spread_indices, spread_places
 
 @dataclass(frozen=True)
 class Clusters:
-    """Labels, centres and sizes that agree: a centre is the mean of the rows with its label."""
+    """Labels, centres and sizes that are consistent: a centre is the mean of the rows with its label."""
 
     labels: Tensor  # [G, N] int64, -1 where a row is not valid
-    centres: Tensor  # [G, C, R] fp32; an empty group keeps the centre it had
+    centres: Tensor  # [G, C, R] fp32; an empty group keeps its old centre
     sizes: Tensor  # [G, C] int64
 
 
@@ -32,8 +32,8 @@ def kmeans(
 ) -> Clusters:
     """Clusters the rows of x [G, N, R] into `groups` groups per head with `steps` Lloyd steps.
 
-    `start` [G, C, R] continues from given centres, otherwise rows spread over the sequence are taken.
-    `valid` [G, N] leaves rows out."""
+    `start` [G, C, R] gives the first centres; without it they are rows spread over the sequence. `valid` [G,
+    N] leaves rows out."""
     centres = first_centres(x, groups, valid) if start is None else start
     return Clusters(*backend.lloyd(x, centres, max(1, steps), valid))
 
@@ -47,15 +47,15 @@ def kmeans_labels(
     valid: Tensor | None = None,
     backend: Backend,
 ) -> Tensor:
-    """The labels of `kmeans`, for those who want nothing else.  # [G, N] int64"""
+    """Only the labels of `kmeans`.  # [G, N] int64"""
     centres = first_centres(x, groups, valid) if start is None else start
     return backend.lloyd_labels(x, centres, max(1, steps), valid)
 
 
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
-    """One row of each of `groups` equal parts of the sequence, counted among the valid rows only.  # [G, C]
+    """One row from each of `groups` equal parts of the sequence, counting valid rows only.  # [G, C]
 
-    Where in its part a row lies follows the golden ratio."""
+    The position within a part follows the golden ratio."""
     heads, rows = shape
     if valid is None:
         return spread_indices(groups, rows, device).expand(heads, groups)

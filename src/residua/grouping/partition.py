@@ -1,6 +1,6 @@
 """The partitioners, and the stage that sorts the tokens of a call into groups.
 
-A partitioner only says in which coordinates keys and queries are compared; clustering, pinned tokens,
+A partitioner only defines the coordinates in which keys and queries are compared; clustering, pinned tokens,
 padding and warm starts are the same for all. A new one is a class with `@PARTITIONERS.register`.
 """
 
@@ -21,7 +21,7 @@ from .response import key_metric, metric_factor, query_metric
 
 
 class Partitioner:
-    """Coordinates as linear maps of the activations; None compares the activations themselves."""
+    """Coordinates as linear maps of the activations; None: the activations themselves are compared."""
 
     name: ClassVar[str]
 
@@ -32,8 +32,8 @@ class Partitioner:
     def query_factor(
         self, centroids: Tensor, counts: Tensor, sizes: Sizes, backend: Backend
     ) -> Tensor | None:
-        """The map for queries, given the K/V groups' centroids [B, Hkv, Ck, D] and counts [B, Hkv, Ck];
-        its results are RMS-normalised.  # [B, Hkv, D, R] fp32"""
+        """The map for queries, given the K/V groups' centroids [B, Hkv, Ck, D] and counts [B, Hkv, Ck]; the
+        mapped queries are RMS-normalised.  # [B, Hkv, D, R] fp32"""
         return None
 
 
@@ -42,7 +42,7 @@ PARTITIONERS: Registry[Partitioner] = Registry("partition")
 
 @PARTITIONERS.register
 class Semantic(Partitioner):
-    """K-means on the activations of queries and keys, each for itself: the reference partition."""
+    """K-means on the activations of queries and of keys, separately: the reference partition."""
 
     name = "semantic"
 
@@ -58,7 +58,7 @@ class KeyResponse(Partitioner):
             call.free_queries.take(call.q, 2), sizes.metric_rows, sizes.metric_spacing, backend
         )  # [B, H, D, D]
         if call.shares > 1:
-            # heads that share keys share the metric: the mean over them is the metric of all their rows
+            # heads that share keys share the metric: the mean of theirs
             metric = metric.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
         return metric_factor(metric, sizes.key_rank, backend)
 
@@ -82,11 +82,14 @@ def group_tokens(
     start: tuple[Tensor, Tensor] | None,
     backend: Backend,
     keep_coordinates: bool = True,
+    steps: int | None = None,
 ) -> Grouping:
     """Groups keys, then queries. `start` holds the centroids (queries, keys) of the step before, in the
-    original space: the coordinates rotate from step to step, so they are projected anew."""
+    original space: the coordinates rotate from step to step, so the centroids are projected again. `steps` of
+    k-means; None: as the config says for a cold or a warm start."""
     partitioner = PARTITIONERS[config.partition]
-    steps = config.kmeans_cold if start is None else config.kmeans_warm
+    if steps is None:
+        steps = config.kmeans_cold if start is None else config.kmeans_warm
     query_start, key_start = (None, None) if start is None else start
 
     keys = call.free_keys.take(call.k, 2)
@@ -112,7 +115,7 @@ def group_tokens(
     query_centroids = keep_empty(
         means, query, _first_rows(rows, sizes.query_groups, None) if query_start is None else query_start
     )
-    # as large as q, and only some probes are placed by them
+    # dropped if not needed: they are as large as q, and only stratified probes use them
     kept = coordinates if keep_coordinates else coordinates.new_empty(0)
     return Grouping(query, kv, query_centroids, kv_centroids, kept, pinned_groups, key_factor, factor)
 
@@ -128,8 +131,8 @@ def _cluster(
     valid: Tensor | None,
     backend: Backend,
 ) -> tuple[Tensor, Tensor]:
-    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]; `keep`: whether anybody
-    wants the coordinates for themselves."""
+    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]; `keep`: whether the
+    coordinates are needed later."""
     batch, heads = x.shape[:2]
     project = backend.project if keep else backend.coordinates
 
@@ -146,7 +149,7 @@ def _cluster(
 
 
 def _kv_partition(call: Call, labels: Tensor, groups: int, backend: Backend) -> tuple[Partition, int]:
-    """Free keys in their groups, pinned keys in one more group behind them, padding in none."""
+    """Free keys in their groups, pinned keys in one more group after them, padding in no group."""
     labels = _spread(labels, call.free_keys, call.k.shape[2])
     if not call.pinned_keys.count:
         return backend.sort_groups(labels, groups), 0
@@ -170,7 +173,7 @@ def _spread(labels: Tensor, rows: Rows, total: int) -> Tensor:
 
 
 def keep_empty(means: Tensor, partition: Partition, start: Tensor) -> Tensor:
-    """Centroids in which an empty group stays where it was, at `start` [B, H, C, D].
+    """Centroids in which an empty group stays at its `start` [B, H, C, D].
 
     means [B, H, C or more, D]: pinned groups, which have no start, come last
     """
@@ -180,7 +183,7 @@ def keep_empty(means: Tensor, partition: Partition, start: Tensor) -> Tensor:
 
 
 def _first_rows(rows: Tensor, groups: int, valid: Tensor | None) -> Tensor:
-    """Where the groups of a first call start: at rows of the sequence.  # [B, H, C, D]"""
+    """Start of the groups in a first call: rows of the sequence.  # [B, H, C, D]"""
     if valid is not None:
         valid = valid[:, None].expand(rows.shape[:3]).flatten(0, 1)
     shape = (rows.shape[0] * rows.shape[1], rows.shape[2])

@@ -1,4 +1,4 @@
-"""Response coordinates: keys compared by how sampled queries respond to them, queries by how they respond
+"""Response coordinates: keys are compared by how sampled queries respond to them, queries by how they respond
 to the key groups (the paper's section 4.1 and appendix B)."""
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
 
 
 def key_metric(q: Tensor, rows: int, spacing: str, backend: Backend) -> Tensor:
-    """M_K = Q_s^T Q_s / M_s over `rows` query rows, all of them if there are fewer, spaced as
+    """M_K = Q_s^T Q_s / M_s over `rows` query rows (all if there are fewer), spaced as
     `Config.metric_spacing` says.
 
-    q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would poison every group.
+    q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would spoil every group.
     """
     total = q.shape[-2]
     place = spread_indices if spacing == "golden" else evenly_spaced
@@ -36,7 +36,7 @@ def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend) -> Tensor:
 
 
 def metric_factor(metric: Tensor, rank: int, backend: Backend) -> Tensor:
-    """Leading eigenvectors, scaled by the root of their eigenvalues after these are normalised to unit mean.
+    """Leading eigenvectors, scaled by the root of their eigenvalues, which are normalised to unit mean first.
 
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """

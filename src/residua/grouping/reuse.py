@@ -1,13 +1,15 @@
-"""Groups that outlive a call: tokens stay where they are from one denoising step to the next while they fit.
+"""Keeps groups over several calls: tokens stay in their groups from one denoising step to the next while they
+fit.
 
-Clustering them anew takes up to a third of a call at small budgets and finds nearly the same groups
-(docs/decisions/0013-groups-are-kept.md). A sample of rows shows which heads have changed too much: these are
-clustered again, one by one. On a GPU, which must not wait for such an answer, the number of calls decides.
+Clustering takes up to a third of a call at small budgets and finds nearly the same groups again
+(docs/decisions/0013-groups-are-kept.md). A sample of rows shows which heads have changed too much: only these
+are clustered again. A GPU must not wait for such an answer, so there the number of calls decides.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +22,16 @@ from ..types import Call, Grouping, GroupMemory, Partition, Rows
 from .partition import group_tokens, keep_empty
 
 SAMPLE = 256  # rows per head that show whether groups still fit
-# A head is clustered again if its rows lie this much further (squared) from the centroid of their own group
-# than from the nearest one. Fresh groups stand at 1.00 to 1.01; at 1.1 the error has grown by 1 to 6 %.
+# A head is clustered again if the squared distance of its rows to their own centroid exceeds that to the
+# nearest centroid by this factor. Fresh groups have 1.00 to 1.01; at 1.1 the error has grown by 1 to 6 %.
 STALE = 1.1
+# K-means steps from the centroids of another branch or transformer. With 2 the error is 5 to 17 % larger than
+# after a cold start, with 5 it is the same (docs/decisions/0017-groups-are-lent.md).
+BORROWED_STEPS = 5
 
 
 def keep(call: Call, config: Config, sizes: Sizes, grouping: Grouping) -> GroupMemory:
-    """What the next call may start from."""
+    """What the next call can start from."""
     keys = grouping.kv_centroids[..., : sizes.kv_groups, :]
     memory = GroupMemory(grouping.query_centroids.to(call.q.dtype), keys.to(call.q.dtype), age=grouping.age)
     on_cpu = call.q.device.type == "cpu"
@@ -38,7 +43,6 @@ def keep(call: Call, config: Config, sizes: Sizes, grouping: Grouping) -> GroupM
         kv_labels=_compact(grouping.kv),
         key_factor=grouping.key_factor if on_cpu else None,
         query_factor=grouping.query_factor if on_cpu else None,
-        key_mask=call.key_mask,
     )
 
 
@@ -50,19 +54,22 @@ def group_again(
     backend: Backend,
     keep_coordinates: bool,
 ) -> Grouping:
-    """Groups of a call that may follow another one: those of before in the heads in which they fit, and
-    otherwise new ones, which start from those of before.
+    """Groups of a call: those of the call before in heads where they still fit, new ones elsewhere, started
+    from the old ones.
 
     Args:
         call: The call.
         config: How it is approximated.
         sizes: Its group counts.
-        memory: What `keep` kept of the call before; None: there was none.
-        backend: Clusters.
+        memory: What `keep` stored after the call before; None: there was none.
+        backend: Does the clustering.
         keep_coordinates: Whether the coordinates of all queries are wanted; then all are clustered.
     """
     if memory is None:
         return group_tokens(call, config, sizes, None, backend, keep_coordinates)
+    if memory.borrowed:
+        steps = min(config.kmeans_cold, max(config.kmeans_warm, BORROWED_STEPS))
+        return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates, steps)
     if keep_coordinates or not _same_keys(call, memory):
         return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates)
     grouping = _as_before(call, sizes, memory, backend)
@@ -77,12 +84,13 @@ def group_again(
 
 
 def _same_keys(call: Call, memory: GroupMemory) -> bool:
-    """Whether the groups of before hold the keys of this call, and are to be used at all."""
-    if memory.query_labels is None:
+    """Whether the stored groups hold the keys of this call, and may be used at all."""
+    if memory.kv_labels is None:
         return False
-    if call.key_mask is None or memory.key_mask is None:
-        return call.key_mask is memory.key_mask
-    return torch.equal(call.key_mask, memory.key_mask)
+    if call.k.device.type != "cpu":  # on other devices labels are only kept for calls without padding
+        return call.key_mask is None
+    grouped = memory.kv_labels[:, 0] >= 0  # [B, Nk], keys that were not padding
+    return bool(grouped.all()) if call.key_mask is None else torch.equal(call.key_mask, grouped)
 
 
 def _as_before(call: Call, sizes: Sizes, memory: GroupMemory, backend: Backend) -> Grouping:
@@ -100,7 +108,8 @@ def _as_before(call: Call, sizes: Sizes, memory: GroupMemory, backend: Backend) 
 
 
 def stale_heads(call: Call, sizes: Sizes, grouping: Grouping, backend: Backend) -> Tensor:
-    """Heads whose keys, or whose queries on average over the heads that share them, have left their groups.
+    """Heads whose keys, or whose queries on average over the heads that share them, no longer fit their
+    groups.
 
     -> [B, Hkv] bool
     """
@@ -110,14 +119,14 @@ def stale_heads(call: Call, sizes: Sizes, grouping: Grouping, backend: Backend) 
         call.q, call.free_queries, grouping.query, grouping.query_centroids, grouping.query_factor, True,
         backend,
     ).unflatten(1, (call.k.shape[1], call.shares))  # fmt: skip
-    return ~((keys <= STALE) & (queries.mean(2) <= STALE))  # NaN is stale
+    return ~((keys <= STALE) & (queries.mean(2) <= STALE))  # NaN counts as stale
 
 
 def _excess(
     x: Tensor, rows: Rows, partition: Partition, centroids: Tensor, factor: Tensor | None, normalise: bool,
     backend: Backend,
 ) -> Tensor:  # fmt: skip
-    """How much further sampled rows lie from their own centroid than from the nearest, squared.  # [B, H]"""
+    """Squared distance of sampled rows to their own centroid over that to the nearest one.  # [B, H]"""
     index = rows.index(x.device)[spread_indices(min(SAMPLE, rows.count), rows.count, x.device)]
     index = index.expand(*x.shape[:2], -1)
 
@@ -126,7 +135,7 @@ def _excess(
 
     points = to_coordinates(backend.gather_rows(x, index))  # [B, H, S, R]
     centres = to_coordinates(centroids.to(x.dtype))  # [B, H, C, R]
-    # less the square of the point, which all distances of a row share
+    # without the square of the point, which is the same in all distances of a row
     apart = centres.square().sum(-1)[..., None, :] - 2 * backend.matmul(points, centres.mT)  # [B, H, S, C]
     empty = partition.sizes[..., None, : centres.shape[2]] == 0
     nearest = torch.where(empty, torch.inf, apart).amin(-1)  # [B, H, S]
@@ -146,39 +155,38 @@ def _renewed(
     heads = stale.flatten().nonzero()[:, 0]
 
     def some(x: Tensor) -> Tensor:
-        """Of [B, Hkv, ...] the chosen heads [n, 1, ...], of [B, H, ...] the query heads that share them."""
+        """The chosen heads of [B, Hkv, ...] as [n, 1, ...]; of [B, H, ...] the query heads that share
+        them."""
         shares = x.shape[1] // call.k.shape[1]
         return x.unflatten(1, (call.k.shape[1], shares)).flatten(0, 1)[heads]
 
-    def merged(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-        if old is None or new is None:
-            return None
+    def merged(old: Tensor, new: Tensor) -> Tensor:
         shares = old.shape[1] // call.k.shape[1]
         by_head = old.unflatten(1, (call.k.shape[1], shares)).flatten(0, 1).clone()
         by_head[heads] = new
         return by_head.view_as(old)
 
     mask = None if call.key_mask is None else call.key_mask[heads // call.k.shape[1]]
-    part = replace(call, q=some(call.q), k=some(call.k), v=some(call.v), key_mask=mask)
+    keys = some(call.k)
+    part = replace(call, q=some(call.q), k=keys, v=keys, key_mask=mask)  # grouping does not use the values
     start = (some(memory.query_centroids), some(memory.kv_centroids))
     fresh = group_tokens(part, config, sizes, start, backend, keep_coordinates=False)
-    query = merged(grouping.query.labels, fresh.query.labels)
-    kv = merged(grouping.kv.labels, fresh.kv.labels)
-    query_centroids = merged(grouping.query_centroids, fresh.query_centroids)
-    kv_centroids = merged(grouping.kv_centroids, fresh.kv_centroids)
-    assert query is not None and kv is not None and query_centroids is not None and kv_centroids is not None
+    factors: dict[str, Any] = {
+        name: merged(old, new)
+        for name in ("key_factor", "query_factor")
+        if (old := getattr(grouping, name)) is not None and (new := getattr(fresh, name)) is not None
+    }
     return replace(
         grouping,
-        query=backend.sort_groups(query, grouping.query.groups),
-        kv=backend.sort_groups(kv, grouping.kv.groups),
-        query_centroids=query_centroids,
-        kv_centroids=kv_centroids,
-        key_factor=merged(grouping.key_factor, fresh.key_factor),
-        query_factor=merged(grouping.query_factor, fresh.query_factor),
+        query=backend.sort_groups(merged(grouping.query.labels, fresh.query.labels), grouping.query.groups),
+        kv=backend.sort_groups(merged(grouping.kv.labels, fresh.kv.labels), grouping.kv.groups),
+        query_centroids=merged(grouping.query_centroids, fresh.query_centroids),
+        kv_centroids=merged(grouping.kv_centroids, fresh.kv_centroids),
         reused=~stale,
+        **factors,
     )
 
 
 def _compact(partition: Partition) -> Tensor:
-    """Labels in as few bytes as will do: states of all layers are kept at once."""
+    """Labels in the smallest integer type that holds them: states of all layers are kept at the same time."""
     return partition.labels.to(torch.int16 if partition.groups < 1 << 15 else torch.int32)

@@ -1,7 +1,8 @@
 """What stands for the pairs that are skipped: the reconstructions, each a registered class."""
 
+from ..types import Choice
 from .anchored import Anchored
-from .base import RECONSTRUCTIONS, Choice, GroupedCall, Reconstruction, Routing, Verdict
+from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction, Routing, Verdict
 from .probe import ProbeFit
 from .tail import Tail
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..types import HeadCost, SummaryKeys
-from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction
-from .expansion import expand
+from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction, Routing
+from .expansion import Scatter, expand, pools_covariances
 from .slots import Slots
-from .summarised import MIN_PAIRS, Summarised
+from .summarised import JUDGING, MIN_PAIRS, Summarised
 
 
 @RECONSTRUCTIONS.register
@@ -27,6 +27,7 @@ class Anchored(Summarised):
         cost = self.summary_cost(grouped).at(keys)
         left = config.density * call.q.shape[2] * keys
         left -= grouped.sizes.probes * keys + grouped.routing_cost.at(keys)
+        left -= JUDGING * grouped.sizes.probes * config.density * keys
         if cost <= (1 - MIN_PAIRS) * left:
             return self, ()
         share = f"{cost / max(left, cost):.0%}"
@@ -38,12 +39,22 @@ class Anchored(Summarised):
         call, sizes = grouped.call, grouped.sizes
         rows, anchors, rank = call.free_queries.count, sizes.query_groups, sizes.drift_rank
         dim, value_dim = call.q.shape[3], call.v.shape[3]
-        mixing = anchors * sizes.kv_groups * rank * value_dim / (dim + value_dim)
+        pooled = pools_covariances(call, sizes.merged_slots)
+        pools = sizes.merged_slots if pooled else sizes.kv_groups
+        mixing = anchors * pools * rank * value_dim / (dim + value_dim)
         return {
             "anchors": HeadCost(per_key=anchors * (2 * dim + value_dim) / (dim + value_dim)),
             "summary": HeadCost(rows * (sizes.single_slots + sizes.merged_slots)),
             "covariances": HeadCost(rows * rank + mixing, rank / call.shares),
         }
 
-    def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:
-        return expand(grouped.call, grouped.grouping, slots, grouped.sizes.drift_rank, grouped.backend)
+    def scatter(self, grouped: GroupedCall) -> Scatter | None:
+        if grouped.call.q.device.type != "cpu":  # a GPU launches as little as it can
+            return None
+        return Scatter.of(grouped.call, grouped.grouping, grouped.backend)
+
+    def summary_keys(
+        self, grouped: GroupedCall, routing: Routing, slots: Slots, slot_mass: Tensor
+    ) -> SummaryKeys:
+        rank = grouped.sizes.drift_rank
+        return expand(grouped.call, grouped.grouping, slots, rank, grouped.backend, routing.scatter)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +21,9 @@ from ..registry import Registry
 from ..routing import cell_scores, keep_all, keep_best, pair_budget, routing_cost, valid_keys
 from ..sizing import Sizes
 from ..types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
+
+if TYPE_CHECKING:
+    from .expansion import Scatter
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,7 @@ class Routing:
     route: Route
     log_mass: Tensor | None = None  # [B, H, Cq, Ck] from `cell_scores`; None if nothing may be skipped
     bare: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
-
-
-class Choice(IntEnum):
-    """What a head does about the pairs that it skips."""
-
-    WITH_DRIFT = 0  # attends to the summary, which changes from row to row
-    WITHOUT_DRIFT = 1  # attends to the summary as it is at the anchor
-    PLAIN = 2  # drops them
-    DENSE = 3  # skips none
-
-    @property
-    def label(self) -> str:
-        return self.name.lower().replace("_", " ")
+    scatter: Scatter | None = None  # how far tokens are from the middle of their groups; None: not looked at
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@ and value of every slot at its anchor, and how they drift as a row leaves the an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,34 @@ from .slots import Slots
 SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
 
 
-def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> SummaryKeys:
+@dataclass(frozen=True)
+class Scatter:
+    """How far queries are from their anchors, and keys from their centroids: second moments, from samples."""
+
+    queries: Tensor  # [B, H, D, D] fp64
+    keys: Tensor  # [B, Hkv, D, D] fp64
+
+    @staticmethod
+    def of(call: Call, grouping: Grouping, backend: Backend) -> Scatter:
+        return Scatter(
+            _spread(call.q, grouping.query, grouping.anchors, backend),
+            _spread(call.k, grouping.kv, grouping.kv_centroids, backend),
+        )
+
+    def of_scores(self, scale: float) -> Tensor:
+        """Variance of what the expansion leaves out to first order: the score between a row's distance from
+        its anchor and a key's distance from its centroid.  # [B, H] fp64"""
+        keys = self.keys.repeat_interleave(self.queries.shape[1] // self.keys.shape[1], dim=1)
+        return scale**2 * (self.queries * keys).sum((-2, -1))
+
+
+def expand(
+    call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
+) -> SummaryKeys:
     """One extra key per slot that is exact at the anchor, to first order around it."""
     anchors = grouping.anchors
     # first, because it is content to see every value once
-    moving = drift(call, grouping, slots, rank, backend) if rank else None
+    moving = drift(call, grouping, slots, rank, backend, scatter) if rank else None
     keys, values, weight = backend.slot_summary(
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale,
         slots.near, slots.single,
@@ -25,13 +50,19 @@ def expand(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Bac
     return SummaryKeys(keys, values, weight, moving)
 
 
-def drift(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend) -> Drift:
+def drift(
+    call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
+) -> Drift:
     """What the slots of a query group have in common: Cov(v, k) and Var(k) of the skipped keys, by their
     mass, in the `rank` directions in which both queries and keys vary most."""
     heads, shares = call.k.shape[1], call.shares
-    to_query, to_key = directions(call, grouping, rank, backend)  # [B, Hkv, D, R] each
+    to_query, to_key = directions(call, grouping, rank, backend, scatter)  # [B, Hkv, D, R] each
     share = slots.share.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, Ck]
-    slope, curve = backend.mixed_covariance(share, call.k, to_key, call.v, grouping.kv, grouping.kv_centroids)
+    merged = slots.log_mass.shape[-1] - slots.single
+    pool = slots.near if pools_covariances(call, merged) else None
+    slope, curve = backend.mixed_covariance(
+        share, call.k, to_key, call.v, grouping.kv, grouping.kv_centroids, pool, merged
+    )
 
     def per_head(x: Tensor) -> Tensor:
         return x.unflatten(2, (shares, -1)).flatten(1, 2)
@@ -40,13 +71,20 @@ def drift(call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Back
     return Drift(to_query, origin, per_head(0.5 * curve), per_head(slope))
 
 
-def directions(call: Call, grouping: Grouping, rank: int, backend: Backend) -> tuple[Tensor, Tensor]:
+def pools_covariances(call: Call, merged: int) -> bool:
+    """Whether neighbours that share merged slots share their covariances too: as accurate, and far less to
+    mix. A GPU has no use for it: there a product with the covariances of all groups is quick."""
+    return merged > 0 and call.k.device.type == "cpu"
+
+
+def directions(
+    call: Call, grouping: Grouping, rank: int, backend: Backend, scatter: Scatter | None = None
+) -> tuple[Tensor, Tensor]:
     """Maps of queries and of keys to coordinates with y_q . y_k = scale * (q - anchor) . (k - centroid), as
     far as `rank` directions go; the keys' coordinates have unit variance.  # [B, Hkv, D, R] fp32 each"""
-    spread = _spread(call.q, grouping.query, grouping.anchors, backend)  # [B, H, D, D]
-    spread = spread.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
-    cov = _spread(call.k, grouping.kv, grouping.kv_centroids, backend)  # [B, Hkv, D, D]
-    return backend.shared_directions(spread, cov, rank, call.scale)
+    scatter = scatter or Scatter.of(call, grouping, backend)
+    spread = scatter.queries.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+    return backend.shared_directions(spread, scatter.keys, rank, call.scale)
 
 
 def _spread(x: Tensor, partition: Partition, centroids: Tensor, backend: Backend) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..probes import place_probes
-from ..row_error import weighted_error
-from ..types import MAX_BEND, Probes, Route, SummaryKeys
-from .base import Choice, GroupedCall, Verdict
+from ..types import Choice, Probes, Route, SummaryKeys
+from .base import GroupedCall, Verdict
 
+CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)  # numbered as `Backend` counts them
 HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must not decide
 
 
@@ -35,12 +35,11 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
     )
     rows = backend.gather_rows(call.q, index)
     group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
-    flat = _flat(group, route.cells.shape[2])
-    kept = _own(route.cells, flat)  # [B, H, M, Ck]
-    exact, sparse, lse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
-    probes = Probes(index, weights, exact)
-    candidates = _candidates(grouped, rows, group, flat, route.cells, summary, sparse, lse)
-    choice, error = choose(grouped, probes, candidates, bare)
+    kept = route.cells.gather(2, group[..., None].expand(*group.shape, route.cells.shape[3]))
+    exact, *sparse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
+    skipped = _summary_alone(grouped, rows, group, route.cells, summary)
+    errors = backend.candidate_errors(rows, group, exact, (sparse[0], sparse[1]), skipped, summary.drift)
+    choice, error = choose(grouped, errors, weights, bare)
 
     def costs() -> dict[str, Tensor]:
         sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
@@ -48,31 +47,24 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
         share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
         return {"judging": share * (kept * sizes).sum((-2, -1)).double()}
 
-    return Verdict(route, summary, probes, choice, error, costs)
+    return Verdict(route, summary, Probes(index, weights, exact), choice, error, costs)
 
 
-def choose(
-    grouped: GroupedCall, probes: Probes, candidates: dict[Choice, Tensor], bare: Tensor
-) -> tuple[Tensor, Tensor]:
+def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
     """The best candidate of every head, and its error.
 
     Args:
         grouped: The call.
-        probes: Rows that are known exactly.
-        candidates: What each choice would give there, [B, H, M, Dv] fp32, the simplest last.
+        errors: [candidates, B, H, M] fp32, of every probe row with each candidate, the simplest last.
+        weights: [B, H, M] fp32, how many rows each of them stands for.
         bare: [B, H] bool, heads that have no summary to choose.
 
     Returns:
         Choice [B, H] int64 and error [B, H] fp32.
     """
-    missed = torch.stack(list(candidates.values())) - probes.exact  # [candidates, B, H, M, Dv]
-    errors = dict(zip(candidates, weighted_error(missed, probes), strict=True))
-    first, *simpler = errors
-    best, error = torch.full_like(bare, int(first), dtype=torch.long), errors[first]
-    for choice in simpler:
-        better = errors[choice] < HANDICAP * error
-        best, error = torch.where(better, int(choice), best), torch.where(better, errors[choice], error)
-    best, error = torch.where(bare, int(Choice.PLAIN), best), torch.where(bare, errors[Choice.PLAIN], error)
+    best, error = grouped.backend.best_candidate(errors, weights, bare, HANDICAP)
+    if len(errors) < len(CANDIDATES):  # nothing drifts
+        best = best + 1
     if grouped.config.max_error is not None:
         # even with all that the head may spend it is too far off
         dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.ceiling)
@@ -80,47 +72,17 @@ def choose(
     return best, error
 
 
-def _candidates(
-    grouped: GroupedCall,
-    rows: Tensor,
-    group: Tensor,
-    flat: Tensor,
-    cells: Tensor,
-    summary: SummaryKeys,
-    sparse: Tensor,
-    lse: Tensor,
-) -> dict[Choice, Tensor]:
-    """The probe rows as each choice would compute them.  # [B, H, M, Dv] fp32 each"""
-    call, backend = grouped.call, grouped.backend
+def _summary_alone(
+    grouped: GroupedCall, rows: Tensor, group: Tensor, cells: Tensor, summary: SummaryKeys
+) -> tuple[Tensor, Tensor]:
+    """The probe rows over the summary keys of their groups, without the drift.
+
+    -> output [B, H, M, Dv], log-sum-exp [B, H, M], fp32
+    """
+    call, backend, kv = grouped.call, grouped.backend, grouped.grouping.kv
     query = backend.sort_groups(group, summary.keys.shape[2])
-    kv = grouped.grouping.kv
     # no K/V group at all, rather than none of them: a kernel sees that without looking at the cells
     nobody = kv.labels.new_full((1, 1, 1), -1).expand_as(kv.labels)
     nothing = Route(query, replace(kv, labels=nobody, offsets=kv.offsets[..., :1]), cells[..., :0])
     still = replace(summary, drift=None)
-    value, top = backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)
-
-    def joined(value: Tensor, top: Tensor) -> Tensor:
-        # torch.sigmoid rounds differently from place to place
-        share = (1 / (1 + (lse - top).exp()))[..., None]
-        return torch.where(top[..., None] == -torch.inf, sparse, sparse + share * (value - sparse))
-
-    simple = {Choice.WITHOUT_DRIFT: joined(value, top), Choice.PLAIN: sparse}
-    drift = summary.drift
-    if drift is None:
-        return simple
-    y = backend.matmul(rows, drift.basis.repeat_interleave(call.shares, dim=1)) - _own(drift.origin, flat)
-    bend = (y * _own(drift.curve, flat) * y).sum(-1).clamp(max=MAX_BEND)
-    shift = (y[..., None] * _own(drift.slope, flat)).sum(-2)
-    return {Choice.WITH_DRIFT: joined(value + shift, top + bend)} | simple
-
-
-def _flat(group: Tensor, groups: int) -> Tensor:
-    """Query groups [B, H, M] numbered over all heads, for `_own`."""
-    heads = torch.arange(group.shape[0] * group.shape[1], device=group.device).view(*group.shape[:2], 1)
-    return group + heads * groups
-
-
-def _own(x: Tensor, flat: Tensor) -> Tensor:
-    """What belongs to the query groups of the probe rows.  # [B, H, Cq, ...], [B, H, M] -> [B, H, M, ...]"""
-    return x.flatten(0, 2)[flat]
+    return backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)

@@ -15,16 +15,25 @@ from torch import Tensor
 
 from ..execution.backend import Backend
 from ..routing import cell_scores, keep_all, keep_best_each, pair_budget
-from ..types import Grouping, HeadCost, Probes, Route, SummaryKeys
-from .base import Choice, GroupedCall, Reconstruction, Routing, Verdict
+from ..types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
+from .base import GroupedCall, Reconstruction, Routing, Verdict
 from .dtypes import narrow, wide_enough
+from .expansion import Scatter
 from .judge import judge
 from .slots import Slots, assign_slots
 
 # A head drops the summary if spending its cost on pairs leaves less than this share of the skipped mass.
 BARE_BELOW = 0.2
+# Below, if that is less, this multiple of the variance of the scores that an expansion leaves out: its error
+# grows with it (docs/decisions/0016-concentrated-heads.md).
+BARE_SLOPE = 0.5
+# A head drops the summary if that variance is above this: nothing is left of an expansion, and the few probe
+# rows by which a head would notice may not be among those that it spoils.
+BARE_ABOVE = 20.0
 # A head drops the summary if it would leave less than this share of the budget for pairs.
 MIN_PAIRS = 0.1
+# At most what judging a probe row costs, in units of the pairs that the row keeps.
+JUDGING = 1.5
 # A moving budget never falls below this multiple of the work beside the pairs.
 MIN_BUDGET = 1.15
 
@@ -44,11 +53,17 @@ class Summarised(Reconstruction):
         costs = self.summary_costs(grouped).values()
         return HeadCost(sum(cost.fixed for cost in costs), sum(cost.per_key for cost in costs))
 
+    def scatter(self, grouped: GroupedCall) -> Scatter | None:
+        """How far tokens are from the middle of their groups, if that tells how good the summary will be."""
+        return None
+
     def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
         """What a K/V group weighs at an anchor in the summary.  # [B, H, Cq, Ck]"""
         return log_mass
 
-    def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:
+    def summary_keys(
+        self, grouped: GroupedCall, routing: Routing, slots: Slots, slot_mass: Tensor
+    ) -> SummaryKeys:
         """One key and value for every slot."""
         raise NotImplementedError
 
@@ -67,9 +82,16 @@ class Summarised(Reconstruction):
         routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend)
         both = torch.stack([found.cells for found in routes])
         missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
-        bare = (missed[1] < BARE_BELOW * missed[0]) | (budget < MIN_PAIRS * bare_budget)  # [B, H]
+        scatter = self.scatter(grouped)
+        bare = budget < MIN_PAIRS * bare_budget  # [B, H]
+        bare_below: Tensor | float = BARE_BELOW
+        if scatter is not None:
+            left_out = scatter.of_scores(call.scale)  # [B, H]
+            bare_below = (BARE_SLOPE * left_out).clamp(max=BARE_BELOW)
+            bare = bare | (left_out > BARE_ABOVE)
+        bare = bare | (missed[1] <= bare_below * missed[0])
         cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)
-        return Routing(replace(routes[0], cells=cells), log_mass, bare)
+        return Routing(replace(routes[0], cells=cells), log_mass, bare, scatter)
 
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
         if routing.log_mass is None or routing.bare is None:
@@ -80,15 +102,15 @@ class Summarised(Reconstruction):
             routing.route, grouped.grouping, mass, sizes.single_slots, sizes.merged_slots, ~routing.bare,
             grouped.backend,
         )  # fmt: skip
-        return self.summary_keys(grouped, slots, mass)
+        return self.summary_keys(grouped, routing, slots, mass)
 
     def judge(self, grouped: GroupedCall, routing: Routing, summary: SummaryKeys | None) -> Verdict:
         if summary is None or routing.bare is None or not grouped.sizes.probes:
             return Verdict(routing.route, summary)
         verdict = judge(grouped, routing.route, summary, routing.bare, self.policy(grouped.config))
         assert verdict.choice is not None
-        route = _dense_where(verdict.choice == Choice.DENSE, routing.route, grouped)
-        return replace(verdict, route=route, summary=_switched(summary, verdict.choice))
+        route = _dense_where(verdict.choice, routing.route, grouped)
+        return replace(verdict, route=route, summary=grouped.backend.switch_summary(summary, verdict.choice))
 
     def finish(self, grouped: GroupedCall, verdict: Verdict, out: Tensor) -> tuple[Tensor, Tensor | None]:
         out = narrow(out, grouped.call.q.dtype)
@@ -117,15 +139,16 @@ class Summarised(Reconstruction):
 
     def _judging_cost(self, grouped: GroupedCall) -> Tensor:
         """At most: the probe rows once more over the cells that they keep.  # [B, H]"""
-        return 1.5 * grouped.sizes.probes * grouped.allowed * grouped.key_count
+        return JUDGING * grouped.sizes.probes * grouped.allowed * grouped.key_count
 
 
-def _dense_where(dense: Tensor, route: Route, grouped: GroupedCall) -> Route:
-    """The route with every cell of the heads `dense` [B, H] kept."""
+def _dense_where(choice: Tensor, route: Route, grouped: GroupedCall) -> Route:
+    """The route with every cell of the heads kept that chose to be dense."""
     if grouped.config.max_error is None:  # then no head may choose it
         return route
     every = keep_all(grouped.call, grouped.grouping).cells
-    return replace(route, cells=route.cells | (every & dense[..., None, None]))
+    dense = (choice == Choice.DENSE)[..., None, None]
+    return replace(route, cells=route.cells | (every & dense))
 
 
 def _mean_over_rows(x: Tensor, grouping: Grouping) -> Tensor:
@@ -140,15 +163,3 @@ def _poisoned(out: Tensor, probes: Probes, backend: Backend) -> Tensor:
     missed, here = probes.residual(out)
     lost = (~torch.isfinite(missed) & torch.isfinite(here)).any(2, keepdim=True)  # [B, H, 1, Dv]
     return backend.spoil(out, lost)
-
-
-def _switched(summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
-    """Without the summary, or its drift, in the heads that chose so."""
-    attends = (choice == Choice.WITH_DRIFT) | (choice == Choice.WITHOUT_DRIFT)
-    weight = torch.where(attends[..., None, None], summary.log_weight, -torch.inf)
-    if summary.drift is None:
-        return replace(summary, log_weight=weight)
-    drifts = (choice == Choice.WITH_DRIFT)[..., None, None]
-    curve = torch.where(drifts, summary.drift.curve, 0.0)
-    slope = torch.where(drifts[..., None], summary.drift.slope, 0.0)
-    return replace(summary, log_weight=weight, drift=replace(summary.drift, curve=curve, slope=slope))

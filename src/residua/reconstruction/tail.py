@@ -9,10 +9,12 @@ from torch import Tensor
 from ..execution.backend import Backend
 from ..execution.plain.chunks import chunk_rows
 from ..routing import centroid_mass
-from ..types import Call, Grouping, HeadCost, SummaryKeys
-from .base import RECONSTRUCTIONS, GroupedCall
+from ..types import Call, Grouping, HeadCost, Partition, SummaryKeys
+from .base import RECONSTRUCTIONS, GroupedCall, Routing
 from .slots import Slots
 from .summarised import Summarised
+
+SMALL_SCALE = 1e-6  # of scores: below, a group's size would be a huge number in units of it
 
 
 @RECONSTRUCTIONS.register
@@ -30,7 +32,9 @@ class Tail(Summarised):
     def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
         return centroid_mass(grouped.call, grouped.grouping, grouped.backend)
 
-    def summary_keys(self, grouped: GroupedCall, slots: Slots, slot_mass: Tensor) -> SummaryKeys:
+    def summary_keys(
+        self, grouped: GroupedCall, routing: Routing, slots: Slots, slot_mass: Tensor
+    ) -> SummaryKeys:
         return merge_centroids(grouped.call, grouped.grouping, slots, slot_mass, grouped.backend)
 
 
@@ -49,9 +53,37 @@ def merge_centroids(
     Returns:
         One key per slot, without drift.
     """
+    means = backend.group_means(call.v, grouping.kv)
+    if backend.adds_by_slot and abs(call.scale) > SMALL_SCALE:
+        keys, values = _merge_at_once(call, grouping, slots, means, backend)
+    else:
+        keys, values = _merge(call, grouping, slots, log_mass, means)
+    at_anchor = backend.matmul(grouping.anchors[..., None, :], keys.mT)[..., 0, :]
+    return SummaryKeys(keys, values, slots.log_mass - call.scale * at_anchor)
+
+
+def _merge_at_once(
+    call: Call, grouping: Grouping, slots: Slots, means: Tensor, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """Each centroid as a group of one key. Its size enters the score through one more channel, in which all
+    anchors are 1."""
+    batch, heads, groups, _ = grouping.kv_centroids.shape
+    size = grouping.kv.sizes.clamp(min=1).float().log() / call.scale  # of an empty group: in no slot
+    keys = torch.cat([grouping.kv_centroids, size[..., None]], -1)
+    anchors = torch.nn.functional.pad(grouping.anchors, (0, 1), value=1.0)
+    order = torch.arange(groups + 1).expand(batch, heads, -1)
+    alone = Partition(order[..., :-1], order[..., :-1], order)
+    found, values = backend.slot_means(
+        anchors, keys, means, alone, slots.index, slots.log_mass, call.scale, slots.near, slots.single
+    )
+    return found[..., :-1], values
+
+
+def _merge(
+    call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, means: Tensor
+) -> tuple[Tensor, Tensor]:
     batch, heads, cq, groups = slots.index.shape
     count = slots.log_mass.shape[-1]
-    means = backend.group_means(call.v, grouping.kv)
     keys = log_mass.new_zeros(batch, heads, cq, count + 1, call.k.shape[-1])
     values = log_mass.new_zeros(batch, heads, cq, count + 1, call.v.shape[-1])
     index = slots.index.long() % (count + 1)  # -1 becomes the spare last slot
@@ -65,10 +97,7 @@ def merge_centroids(
         for first in range(0, cq, step):
             part = slice(first, first + step)
             sums[:, :, part] = _add_by_slot(weight[:, :, part], source, index[:, :, part], count + 1)
-    keys, values = keys[..., :count, :], values[..., :count, :]
-    at_anchor = backend.matmul(grouping.anchors[..., None, :], keys.mT)[..., 0, :]
-    log_weight = slots.log_mass - call.scale * at_anchor
-    return SummaryKeys(keys, values, log_weight)
+    return keys[..., :count, :], values[..., :count, :]
 
 
 def _add_by_slot(weight: Tensor, source: Tensor, index: Tensor, slots: int) -> Tensor:

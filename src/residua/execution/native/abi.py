@@ -8,6 +8,7 @@ import struct
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache, cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from ...errors import BackendError, RouteError
 from .threads import threads
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 ISAS = (
     "avx512bf16",
     "avx512",
@@ -33,10 +34,15 @@ def _fields(kind: type, names: str) -> tuple[tuple[str, type], ...]:
 class Args(ctypes.Structure):
     """A struct that is built by keyword, every field of it: one that is forgotten is an error, not a zero."""
 
+    _wanted: ClassVar[frozenset[str]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._wanted = frozenset(field[0] for field in cls._fields_) - {"pad"}
+
     def __init__(self, **values: object) -> None:
-        wanted = {field[0] for field in self._fields_} - {"pad"}
-        if values.keys() != wanted:
-            odd = ", ".join(sorted(values.keys() ^ wanted))
+        if values.keys() != self._wanted:
+            odd = ", ".join(sorted(values.keys() ^ self._wanted))
             raise TypeError(f"{type(self).__name__} is built with each of its fields by name; wrong: {odd}")
         super().__init__(**values)
 
@@ -77,7 +83,7 @@ class RowsArgs(Args):
         *_fields(View, "q k v out"),
         *_fields(c_void_p, "key_mask partial"),
         *_fields(c_int64, "block_rows chunks"),
-        *_fields(c_void_p, "kept labels"),
+        *_fields(c_void_p, "kept labels order"),
         ("groups", c_int64),
         *_fields(c_void_p, "part part_lse"),
         ("scale", c_float),
@@ -104,7 +110,7 @@ class SlotsArgs(Args):
         ("kv", Groups),
         ("anchors", c_void_p),
         *_fields(View, "k v"),
-        *_fields(c_void_p, "slots log_mass keys values"),
+        *_fields(c_void_p, "slots log_mass near keys values weight"),
         ("count", c_int64),
         ("scale", c_float),
         ("dtype", c_int32),
@@ -115,16 +121,16 @@ class CovarianceArgs(Args):
     _fields_ = (
         ("shape", Shape),
         ("kv", Groups),
-        *_fields(View, "x v"),
-        *_fields(c_void_p, "covariance variance"),
-        ("rank", c_int64),
+        *_fields(View, "k v"),
+        *_fields(c_void_p, "factor centroids share pool slope curve"),
+        *_fields(c_int64, "rank pools"),
         *_fields(c_int32, "dtype pad"),
     )
 
 
 class KmeansArgs(Args):
     _fields_ = (
-        *_fields(c_int64, "heads tokens rank groups"),
+        *_fields(c_int64, "heads tokens rank groups steps"),
         *_fields(c_void_p, "x centres valid labels means sizes"),
     )
 
@@ -206,7 +212,7 @@ class CentralArgs(Args):
 
 class SpendArgs(Args):
     _fields_ = (
-        *_fields(c_int64, "heads query_groups kv_groups passes"),
+        *_fields(c_int64, "heads query_groups kv_groups passes budgets"),
         *_fields(c_void_p, "log_share log_sizes query_sizes kv_sizes budget cells"),
     )
 
@@ -232,11 +238,18 @@ class PeaksArgs(Args):
     )
 
 
+class ChooseArgs(Args):
+    _fields_ = (
+        *_fields(c_int64, "heads shares query_groups kv_groups single merged"),
+        *_fields(c_void_p, "log_mass cells query_offsets kv_offsets near wanted slots slot_mass share"),
+    )
+
+
 # In the order of `kStructs` in `src/abi.cpp`, whose sizes are compared with these when the library is loaded.
 STRUCTS: tuple[type[Args], ...] = (
     View, Groups, Shape, AttendArgs, RowsArgs, MassArgs, SlotsArgs, CovarianceArgs, KmeansArgs, MeansArgs,
     GatherArgs, ProjectArgs, AffineArgs, EigenArgs, FitArgs, FiniteArgs, SortArgs, MomentArgs, CentralArgs,
-    SpendArgs, MatmulArgs, DirectionsArgs, PeaksArgs,
+    SpendArgs, MatmulArgs, DirectionsArgs, PeaksArgs, ChooseArgs,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ and across thread counts. Memory beyond the outputs is a few hundred KiB per thr
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from ctypes import addressof, c_int32
 from typing import ClassVar
@@ -81,6 +82,7 @@ class NativeBackend(Backend):
     about: ClassVar[str] = "fused C++ kernels for the CPU"
     priority: ClassVar[int] = 100
     deterministic: ClassVar[bool] = True
+    adds_by_slot: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...] | None] = ("cpu",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
     head_dims: ClassVar[tuple[int, int]] = (8, 256)
@@ -150,16 +152,17 @@ class NativeBackend(Backend):
         self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        return self._exact_rows(rows, k, v, kv.labels, kept, key_mask, scale)
+        return self._exact_rows(rows, k, v, kv, kept, key_mask, scale)
 
     def _exact_rows(
-        self, rows: Tensor, k: Tensor, v: Tensor, labels: Tensor | None, kept: Tensor | None,
+        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition | None, kept: Tensor | None,
         key_mask: Tensor | None, scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         if rows.dtype != k.dtype:
             rows, k, v = rows.float(), k.float(), v.float()
         rows, k, v, mask, kept = _rows(rows), _rows(k), _rows(v), _bytes(key_mask), _bytes(kept)
-        labels = None if labels is None else labels.contiguous()
+        labels = None if kv is None else kv.labels.contiguous()
+        order = None if kv is None else kv.order.contiguous()
         batch, heads, count, _ = rows.shape
         out = _floats(batch, heads, count, v.shape[-1])
         part = out if kept is None else torch.empty_like(out)
@@ -173,7 +176,7 @@ class NativeBackend(Backend):
         args = abi.RowsArgs(
             shape=_shape(rows, k, v), q=abi.View.of(rows), k=abi.View.of(k), v=abi.View.of(v),
             out=abi.View.of(out), key_mask=_pointer(mask), partial=partial.data_ptr(), block_rows=block,
-            chunks=chunks, kept=_pointer(kept), labels=_pointer(labels),
+            chunks=chunks, kept=_pointer(kept), labels=_pointer(labels), order=_pointer(order),
             groups=0 if kept is None else kept.shape[-1], part=part.data_ptr(), part_lse=lse.data_ptr(),
             scale=scale, dtype=abi.DTYPES[rows.dtype],
         )  # fmt: skip
@@ -201,8 +204,22 @@ class NativeBackend(Backend):
         self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
         scale: float, near: Tensor | None = None, single: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self._slots(anchors, k, v, kv, slots, log_mass, scale, near, None)
+
+    def slot_summary(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float, near: Tensor, single: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        weight = _floats(*log_mass.shape)
+        return *self._slots(anchors, k, v, kv, slots, log_mass, scale, near, weight), weight
+
+    def _slots(
+        self, anchors: Tensor, k: Tensor, v: Tensor, kv: Partition, slots: Tensor, log_mass: Tensor,
+        scale: float, near: Tensor | None, weight: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         anchors, k, v, log_mass = _float(anchors), _rows(k), _rows(v), _float(log_mass)
         kv, slots = _contiguous(kv), slots.int().contiguous()
+        near = None if near is None else near.contiguous()
         *heads, dim = *log_mass.shape, anchors.shape[-1]
         keys, values = _floats(*heads, dim), _floats(*heads, v.shape[-1])
         # Anchors of the query heads that share a K/V head are one block, as in `cell_mass`.
@@ -210,26 +227,66 @@ class NativeBackend(Backend):
         shape.queries = anchors.shape[1] // k.shape[1] * anchors.shape[2]
         args = abi.SlotsArgs(
             shape=shape, kv=_groups(kv), anchors=anchors.data_ptr(), k=abi.View.of(k), v=abi.View.of(v),
-            slots=slots.data_ptr(), log_mass=log_mass.data_ptr(), keys=keys.data_ptr(),
-            values=values.data_ptr(), count=log_mass.shape[-1], scale=scale, dtype=abi.DTYPES[k.dtype],
+            slots=slots.data_ptr(), log_mass=log_mass.data_ptr(), near=_pointer(near), keys=keys.data_ptr(),
+            values=values.data_ptr(), weight=_pointer(weight), count=log_mass.shape[-1], scale=scale,
+            dtype=abi.DTYPES[k.dtype],
         )  # fmt: skip
         self._run("slot_means", args)
         return keys, values
 
-    def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
-        x, v, kv = _rows(x.float()), _rows(v), _contiguous(kv)
-        rank, dim = x.shape[-1], v.shape[-1]
-        covariance = _floats(*x.shape[:2], kv.groups, rank, dim)
-        variance = _floats(*x.shape[:2], kv.groups, rank)
-        args = abi.CovarianceArgs(
-            shape=_shape(x, x, v), kv=_groups(kv), x=abi.View.of(x), v=abi.View.of(v),
-            covariance=covariance.data_ptr(), variance=variance.data_ptr(), rank=rank,
-            dtype=abi.DTYPES[v.dtype],
+    def choose_slots(
+        self, log_mass: Tensor, cells: Tensor, query: Partition, kv: Partition, near: Tensor, single: int,
+        merged: int, wanted: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        mass, kept, wanted_heads = _float(log_mass), _bytes(cells), _bytes(wanted)
+        near, query_offsets, kv_offsets = (t.contiguous() for t in (near, query.offsets, kv.offsets))
+        batch, heads, query_groups, kv_groups = mass.shape
+        slots, share = torch.empty(mass.shape, dtype=torch.int32), torch.empty_like(mass)
+        slot_mass = _floats(batch, heads, query_groups, single + merged)
+        args = abi.ChooseArgs(
+            heads=batch * heads, shares=heads // kv_offsets.shape[1], query_groups=query_groups,
+            kv_groups=kv_groups, single=single, merged=merged, log_mass=mass.data_ptr(),
+            cells=_pointer(kept), query_offsets=query_offsets.data_ptr(), kv_offsets=kv_offsets.data_ptr(),
+            near=near.data_ptr(), wanted=_pointer(wanted_heads), slots=slots.data_ptr(),
+            slot_mass=slot_mass.data_ptr(), share=share.data_ptr(),
         )  # fmt: skip
-        self._run("group_covariance", args)
-        return covariance, variance
+        self._run("choose_slots", args)
+        return slots, slot_mass, share
+
+    def mixed_covariance(
+        self, share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor,
+        pool: Tensor | None = None, pools: int = 0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        k, v, kv = _rows(k), _rows(v), _contiguous(kv)
+        share, factor, centroids = _float(share), _float(factor), _float(centroids)
+        if pool is None:
+            pool, pools = torch.arange(kv.groups).expand(*k.shape[:2], -1), kv.groups
+        pool = pool.contiguous()
+        batch, heads, count, _ = share.shape
+        rank = factor.shape[-1]
+        slope, curve = _floats(batch, heads, count, rank, v.shape[-1]), _floats(batch, heads, count, rank)
+        shape = _shape(k, k, v)
+        shape.queries = count
+        args = abi.CovarianceArgs(
+            shape=shape, kv=_groups(kv), k=abi.View.of(k), v=abi.View.of(v), factor=factor.data_ptr(),
+            centroids=centroids.data_ptr(), share=share.data_ptr(), pool=pool.data_ptr(),
+            slope=slope.data_ptr(), curve=curve.data_ptr(), rank=rank, pools=pools,
+            dtype=abi.DTYPES[k.dtype],
+        )  # fmt: skip
+        self._run("mixed_covariance", args)
+        return slope, curve
 
     def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        return self._kmeans(x, centres, 1, valid)
+
+    def lloyd(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._kmeans(self.only_finite(x), self.only_finite(centres), steps, valid)
+
+    def _kmeans(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         x, centres, mask = _float(x), _float(centres), _bytes(valid)
         heads, tokens, rank = x.shape
         groups = centres.shape[1]
@@ -237,10 +294,11 @@ class NativeBackend(Backend):
         means = torch.empty_like(centres)
         sizes = torch.empty(heads, groups, dtype=torch.long)
         args = abi.KmeansArgs(
-            heads=heads, tokens=tokens, rank=rank, groups=groups, x=x.data_ptr(), centres=centres.data_ptr(),
-            valid=_pointer(mask), labels=labels.data_ptr(), means=means.data_ptr(), sizes=sizes.data_ptr(),
+            heads=heads, tokens=tokens, rank=rank, groups=groups, steps=steps, x=x.data_ptr(),
+            centres=centres.data_ptr(), valid=_pointer(mask), labels=labels.data_ptr(),
+            means=means.data_ptr(), sizes=sizes.data_ptr(),
         )  # fmt: skip
-        self._run("kmeans_step", args)
+        self._run("kmeans", args)
         return labels, means, sizes
 
     def group_means(self, x: Tensor, partition: Partition) -> Tensor:
@@ -391,14 +449,21 @@ class NativeBackend(Backend):
         return rows
 
     def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+        return self.spend_each(log_share, query_sizes, kv_sizes, [budget])[0]
+
+    def spend_each(
+        self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
+    ) -> Tensor:
         *heads, query_groups, kv_groups = log_share.shape
         share, log_sizes = _float(log_share), kv_sizes.clamp(min=1).float().log()
-        queries, keys, budget = query_sizes.contiguous(), kv_sizes.contiguous(), budget.contiguous()
-        cells = torch.empty(share.shape, dtype=torch.bool)
+        queries, keys = query_sizes.contiguous(), kv_sizes.contiguous()
+        budget = torch.stack([own.expand(heads) for own in budgets])
+        cells = torch.empty(len(budgets), *share.shape, dtype=torch.bool)
         args = abi.SpendArgs(
             heads=math.prod(heads), query_groups=query_groups, kv_groups=kv_groups, passes=FILL_PASSES,
-            log_share=share.data_ptr(), log_sizes=log_sizes.data_ptr(), query_sizes=queries.data_ptr(),
-            kv_sizes=keys.data_ptr(), budget=budget.data_ptr(), cells=cells.data_ptr(),
+            budgets=len(budgets), log_share=share.data_ptr(), log_sizes=log_sizes.data_ptr(),
+            query_sizes=queries.data_ptr(), kv_sizes=keys.data_ptr(), budget=budget.data_ptr(),
+            cells=cells.data_ptr(),
         )  # fmt: skip
         self._run("spend", args)
         return cells

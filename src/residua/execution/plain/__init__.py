@@ -2,14 +2,17 @@
 
 from .directions import shared_directions
 from .grouping import eigh, gather_rows, group_means, kmeans_step, project, second_moment
+from .judging import best_candidate, candidate_errors, switch_summary
 from .residual_fit import add_affine, fit_residual
 from .routing import cell_mass, spend
 from .rows import attend_rows, central_rows, row_peaks, split_rows
-from .summary import choose_slots, group_covariance, slot_means
+from .summary import choose_slots, group_covariance, pooled_share, slot_means
 
 __all__ = [
     "add_affine",
     "attend_rows",
+    "best_candidate",
+    "candidate_errors",
     "cell_mass",
     "central_rows",
     "choose_slots",
@@ -19,6 +22,7 @@ __all__ = [
     "group_covariance",
     "group_means",
     "kmeans_step",
+    "pooled_share",
     "project",
     "row_peaks",
     "second_moment",
@@ -26,4 +30,5 @@ __all__ = [
     "slot_means",
     "spend",
     "split_rows",
+    "switch_summary",
 ]  # fmt: skip

@@ -52,7 +52,8 @@ def count_labels(labels: Tensor, groups: int) -> Tensor:
 
 
 def gather_rows(x: Tensor, order: Tensor) -> Tensor:
-    return torch.take_along_dim(x, order[..., None], dim=-2)
+    # take_along_dim would copy the expanded index
+    return x.gather(-2, order[..., None].expand(*order.shape, x.shape[-1]))
 
 
 def group_means(x: Tensor, partition: Partition) -> Tensor:

@@ -29,7 +29,8 @@ def choose_slots(
     skipped = ~cells & occupied & (query.sizes[..., None] > 0) & wanted[..., None, None]
     mass = torch.where(skipped, log_mass, -torch.inf)
     index = (near.repeat_interleave(shares, dim=1) + single)[..., None, :].expand_as(mass)
-    heaviest = mass.topk(min(single, mass.shape[-1]), dim=-1).indices  # [B, H, Cq, single]
+    # of equal masses the first: `topk` does not say which
+    heaviest = mass.sort(dim=-1, descending=True, stable=True).indices[..., :single]  # [B, H, Cq, single]
     index = index.scatter(
         -1, heaviest, torch.arange(heaviest.shape[-1], device=mass.device).expand_as(heaviest)
     )
@@ -94,3 +95,18 @@ def group_covariance(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tenso
                 variance[b, h].index_add_(0, at, off.square())
     covariance = (covariance[..., : kv.groups, :] / sizes).unflatten(-1, (rank, dim))
     return covariance, variance[..., : kv.groups, :] / sizes
+
+
+def pooled_share(
+    share: Tensor, kv: Partition, pool: Tensor, pools: int, matmul: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Shares of groups in which those of one pool divide the pool's share by their sizes.
+
+    share [B, Hkv, M, Ck], pool [B, Hkv, Ck] int64 in range(pools) -> [B, Hkv, M, Ck]
+    """
+    # sums by products with a one-hot matrix: torch's scatter_add_ adds in any order on a GPU
+    member = torch.nn.functional.one_hot(pool, pools).to(share.dtype)  # [B, Hkv, Ck, pools]
+    sizes = kv.sizes.to(share.dtype)[..., None, :]
+    part = sizes * member.mT  # [B, Hkv, pools, Ck]
+    part = part / part.sum(-1, keepdim=True).clamp(min=1)
+    return matmul(matmul(share, member), part)

@@ -2,6 +2,7 @@
 #include "dispatch.h"
 
 #include <algorithm>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -107,19 +108,51 @@ void keep_empty(const KmeansArgs& a, int64_t head, int64_t begin, int64_t end) {
   }
 }
 
+constexpr int64_t kRowsPerTask = 960;  // of projections, corrections and assignments
+
+// Labels, means and sizes from the centres; order and offsets are room.
+Status lloyd_step(const KmeansArgs& a, const Kernels& kernels, int64_t threads, int64_t* order,
+                  int64_t* offsets) {
+  Status status = over_parts(threads, a.heads, a.tokens, kRowsPerTask, kernels.assign_scratch(a),
+                             [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                               kernels.assign(a, head, begin, end, scratch);
+                             });
+  if (status != kOk) return status;
+  status = parallel(threads, a.heads, 0, [&](int64_t head, void*) {
+    int64_t* edges = offsets + head * (a.groups + 1);
+    sort_labels(a.labels + head * a.tokens, a.tokens, a.groups, order + head * a.tokens, edges);
+    for (int64_t c = 0; c < a.groups; c++) a.sizes[head * a.groups + c] = edges[c + 1] - edges[c];
+  });
+  if (status != kOk) return status;
+  MeansArgs m{};
+  m.shape = {1, a.heads, a.heads, a.tokens, 0, a.rank, 0};
+  m.groups = {order, offsets, a.tokens, a.groups};
+  m.x = {const_cast<float*>(a.x), 0, a.tokens * a.rank, a.rank};
+  m.means = a.means;
+  return over_parts(threads, a.heads, a.groups, kGroupsPerTask, 2 * padded(a.rank) * sizeof(float),
+                    [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                      kernels.means(m, head, begin, end, scratch);
+                      keep_empty(a, head, begin, end);
+                    });
+}
+
 constexpr int64_t kMinAnchors = 6, kMaxAnchors = 300;
 
 // Anchors of a task of `slot_means`, in whole row blocks. Every task packs all keys for itself, so there are
 // only as many as keep the threads busy; an anchor's sums do not depend on the cut.
 int64_t slot_anchors(const SlotsArgs& a, int64_t threads) {
   const int64_t heads = std::max<int64_t>(1, a.shape.batch * a.shape.kv_heads);
-  const int64_t parts = (2 * threads + heads - 1) / heads;
+  const auto idle = [&](int64_t tasks) { return round_up(tasks, threads) - tasks; };
+  int64_t parts = 1;
+  while (8 * idle(heads * parts) > round_up(heads * parts, threads)) parts++;
   const int64_t even = round_up((a.shape.queries + parts - 1) / parts, kMinAnchors);
   return std::clamp(even, kMinAnchors, kMaxAnchors);
 }
 
-constexpr int64_t kRowsPerTask = 960;    // of projections, corrections and assignments
 constexpr int64_t kGatherRows = 512;
+constexpr int64_t kMixColumns = 4 * kTile;  // whole panels
+constexpr int64_t kWaveFloats = 8 << 20;    // of pool covariances that are held at once
+constexpr int64_t kPoolTasks = 32;          // of a head, about: pools differ in size
 
 }  // namespace
 }  // namespace residua
@@ -135,7 +168,7 @@ RESIDUA_EXPORT int64_t residua_struct_size(int32_t number) {
       sizeof(MassArgs),    sizeof(SlotsArgs),      sizeof(CovarianceArgs), sizeof(KmeansArgs), sizeof(MeansArgs),
       sizeof(GatherArgs),  sizeof(ProjectArgs),    sizeof(AffineArgs), sizeof(EigenArgs),  sizeof(FitArgs),
       sizeof(FiniteArgs),  sizeof(SortArgs),       sizeof(MomentArgs), sizeof(CentralArgs), sizeof(SpendArgs),
-      sizeof(MatmulArgs),  sizeof(DirectionsArgs), sizeof(PeaksArgs),
+      sizeof(MatmulArgs),  sizeof(DirectionsArgs), sizeof(PeaksArgs),  sizeof(ChooseArgs),
   };
   constexpr int32_t count = sizeof(kStructs) / sizeof(kStructs[0]);
   return number >= 0 && number < count ? kStructs[number] : 0;
@@ -165,6 +198,9 @@ RESIDUA_EXPORT int32_t residua_attend(const AttendArgs* a, int32_t isa, int32_t 
 RESIDUA_EXPORT int32_t residua_attend_rows(const RowsArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
     const Shape& s = a->shape;
+    const int64_t listed = a->order ? s.batch * s.kv_heads * s.keys : 0;
+    const auto known = [&](int64_t token) { return token >= 0 && token < s.keys; };
+    if (!std::all_of(a->order, a->order + listed, known)) return kBadPartition;
     const int64_t blocks = s.batch * s.heads * ((s.queries + a->block_rows - 1) / a->block_rows);
     const size_t scratch_bytes = kernels.attend_scratch(s, std::min(s.queries, a->block_rows), 0);
     const Status status = parallel(threads, blocks * a->chunks, scratch_bytes,
@@ -190,7 +226,12 @@ RESIDUA_EXPORT int32_t residua_slot_means(const SlotsArgs* a, int32_t isa, int32
     const int64_t heads = s.batch * s.kv_heads;
     const int32_t* end = a->slots + heads * s.queries * a->kv.groups;
     const bool inside = std::all_of(a->slots, end, [&](int32_t slot) { return slot < a->count; });
+    const int64_t named = a->near ? heads * a->kv.groups : 0;
+    if (!std::all_of(a->near, a->near + named, [&](int64_t slot) { return slot >= 0 && slot < a->count; })) {
+      return kBadPartition;
+    }
     if (!inside || !sound(a->kv, heads)) return kBadPartition;
+    if (!a->count) return kOk;  // then there are no outputs, and no memory for them
     const int64_t part = slot_anchors(*a, std::max(threads, 1));
     return over_parts(threads, heads, s.queries, part, kernels.slots_scratch(*a, part),
                       [&](int64_t head, int64_t begin, int64_t stop, void* scratch) {
@@ -199,42 +240,77 @@ RESIDUA_EXPORT int32_t residua_slot_means(const SlotsArgs* a, int32_t isa, int32
   });
 }
 
-RESIDUA_EXPORT int32_t residua_group_covariance(const CovarianceArgs* a, int32_t isa, int32_t threads) {
+namespace {
+
+// The members of every pool and the shares of the pools; false if a group names no pool.
+bool sort_into_pools(const CovarianceArgs& a, std::vector<int64_t>& members, std::vector<int64_t>& starts,
+                     std::vector<float>& share) {
+  const int64_t heads = a.shape.batch * a.shape.kv_heads, groups = a.kv.groups, rows = a.shape.queries;
+  members.resize(heads * groups);
+  starts.resize(heads * (a.pools + 1));
+  share.assign(heads * rows * a.pools, 0.0f);
+  for (int64_t i = 0; i < heads * groups; i++) {
+    if (a.pool[i] < 0 || a.pool[i] >= a.pools) return false;
+  }
+  for (int64_t head = 0; head < heads; head++) {
+    const int64_t* pool = a.pool + head * groups;
+    sort_labels(pool, groups, a.pools, members.data() + head * groups, starts.data() + head * (a.pools + 1));
+    for (int64_t row = head * rows; row < (head + 1) * rows; row++) {
+      for (int64_t g = 0; g < groups; g++) share[row * a.pools + pool[g]] += a.share[row * groups + g];
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+// A few heads at a time: the covariances of all pools of many heads would be the largest thing in memory.
+RESIDUA_EXPORT int32_t residua_mixed_covariance(const CovarianceArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
-    const int64_t heads = a->shape.batch * a->shape.kv_heads;
+    const Shape& s = a->shape;
+    const int64_t heads = s.batch * s.kv_heads, columns = a->rank * (s.value_dim + 1);
     if (!sound(a->kv, heads)) return kBadPartition;
-    return over_parts(threads, heads, a->kv.groups, kGroupsPerTask, kernels.covariance_scratch(*a),
-                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                        kernels.covariance(*a, head, begin, end, scratch);
-                      });
+    std::vector<int64_t> members, starts;
+    std::vector<float> share;
+    if (!sort_into_pools(*a, members, starts, share)) return kBadPartition;
+    const Pools pools{members.data(), starts.data(), share.data(), a->pools};
+    const int64_t floats = pools.count * round_up(columns, kTile);
+    const int64_t part = std::max<int64_t>(1, pools.count / kPoolTasks);
+    const int64_t wave = std::clamp<int64_t>(kWaveFloats / std::max<int64_t>(1, floats), 1, heads);
+    const Memory panels = allocate(wave * floats * sizeof(float));
+    if (!panels) return kNoMemory;
+    float* all = static_cast<float*>(panels.get());
+    for (int64_t base = 0; base < heads; base += wave) {
+      const int64_t count = std::min(wave, heads - base);
+      Status status = over_parts(threads, count, pools.count, part, kernels.covariance_scratch(*a),
+                                 [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                                   kernels.covariance(*a, pools, base + head, begin, end, all + head * floats,
+                                                      scratch);
+                                 });
+      if (status != kOk) return status;
+      status = over_parts(threads, count, columns, kMixColumns, 0,
+                          [&](int64_t head, int64_t begin, int64_t end, void*) {
+                            kernels.mix(*a, pools, base + head, begin, end, all + head * floats);
+                          });
+      if (status != kOk) return status;
+    }
+    return kOk;
   });
 }
 
-RESIDUA_EXPORT int32_t residua_kmeans_step(const KmeansArgs* a, int32_t isa, int32_t threads) {
+RESIDUA_EXPORT int32_t residua_kmeans(const KmeansArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
     std::vector<int64_t> order(a->heads * a->tokens), offsets(a->heads * (a->groups + 1));
-    Status status = over_parts(threads, a->heads, a->tokens, kRowsPerTask, kernels.assign_scratch(*a),
-                               [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                                 kernels.assign(*a, head, begin, end, scratch);
-                               });
-    if (status != kOk) return status;
-    status = parallel(threads, a->heads, 0, [&](int64_t head, void*) {
-      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, order.data() + head * a->tokens,
-                  offsets.data() + head * (a->groups + 1));
-      const int64_t* edges = offsets.data() + head * (a->groups + 1);
-      for (int64_t c = 0; c < a->groups; c++) a->sizes[head * a->groups + c] = edges[c + 1] - edges[c];
-    });
-    if (status != kOk) return status;
-    MeansArgs m{};
-    m.shape = {1, a->heads, a->heads, a->tokens, 0, a->rank, 0};
-    m.groups = {order.data(), offsets.data(), a->tokens, a->groups};
-    m.x = {const_cast<float*>(a->x), 0, a->tokens * a->rank, a->rank};
-    m.means = a->means;
-    return over_parts(threads, a->heads, a->groups, kGroupsPerTask, 2 * padded(a->rank) * sizeof(float),
-                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                        kernels.means(m, head, begin, end, scratch);
-                        keep_empty(*a, head, begin, end);
-                      });
+    std::vector<float> centres(a->centres, a->centres + a->heads * a->groups * a->rank);
+    KmeansArgs step = *a;
+    step.centres = centres.data();
+    for (int64_t i = 0; i < a->steps; i++) {
+      if (i) std::copy_n(a->means, centres.size(), centres.data());
+      const Status status = lloyd_step(step, kernels, threads, order.data(), offsets.data());
+      if (status != kOk) return status;
+      if (std::equal(centres.begin(), centres.end(), a->means)) break;  // further steps change nothing
+    }
+    return kOk;
   });
 }
 

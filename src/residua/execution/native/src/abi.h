@@ -6,7 +6,7 @@
 
 namespace residua {
 
-constexpr int kAbiVersion = 6;
+constexpr int kAbiVersion = 7;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -55,7 +55,8 @@ struct RowsArgs {
   float* partial;           // [B, H, row blocks, chunks, (1 or 2) * block rows * (padded Dv + 2)]
   int64_t block_rows, chunks;
   const uint8_t* kept;    // [B, H, M, Ck] or null: the same rows over the keys of these groups alone
-  const int64_t* labels;  // [B, Hkv, Nk], the groups of the keys
+  const int64_t* labels;  // [B, Hkv, Nk], the groups of the keys; null without `kept`
+  const int64_t* order;   // [B, Hkv, Nk], the keys group by group; null without `kept`
   int64_t groups;         // Ck
   float* part;            // [B, H, M, Dv]
   float* part_lse;        // [B, H, M]
@@ -81,25 +82,54 @@ struct SlotsArgs {
   View k, v;
   const int32_t* slots;   // [B, Hkv, queries, Ck], negative: none
   const float* log_mass;  // [B, Hkv, queries, T]
+  const int64_t* near;    // [B, Hkv, Ck] or null: groups are visited in the order of these numbers
   float* keys;            // [B, Hkv, queries, T, D]
   float* values;          // [B, Hkv, queries, T, Dv]
+  float* weight;          // [B, Hkv, queries, T] or null: log_mass - scale * anchor . key
   int64_t count;          // T
   float scale;
   int32_t dtype;
 };
 
+// Which slot every skipped group of a query group gets.
+struct ChooseArgs {
+  int64_t heads, shares, query_groups, kv_groups, single, merged;  // heads = B x H, `shares` to a K/V head
+  const float* log_mass;         // [heads, Cq, Ck]
+  const uint8_t* cells;          // [heads, Cq, Ck]
+  const int64_t* query_offsets;  // [heads, Cq + 1]
+  const int64_t* kv_offsets;     // [heads / shares, Ck + 1]
+  const int64_t* near;           // [heads / shares, Ck]
+  const uint8_t* wanted;         // [heads]
+  int32_t* slots;                // [heads, Cq, Ck]
+  float* slot_mass;              // [heads, Cq, single + merged]
+  float* share;                  // [heads, Cq, Ck]
+};
+
+// slope and curve = share x covariances and variances of the pools of groups.
 struct CovarianceArgs {
-  Shape shape;  // kv_heads, keys, value_dim
+  Shape shape;  // kv_heads, queries = M, keys, dim, value_dim
   Groups kv;
-  View x, v;          // x [B, Hkv, N, R] is fp32
-  float* covariance;  // [B, Hkv, Ck, R, Dv]
-  float* variance;    // [B, Hkv, Ck, R]
-  int64_t rank;
+  View k, v;
+  const float* factor;     // [B, Hkv, D, R]
+  const float* centroids;  // [B, Hkv, Ck, D]
+  const float* share;      // [B, Hkv, M, Ck]
+  const int64_t* pool;     // [B, Hkv, Ck], the pool of every group
+  float* slope;            // [B, Hkv, M, R, Dv]
+  float* curve;            // [B, Hkv, M, R]
+  int64_t rank, pools;
   int32_t dtype, pad;
 };
 
+// Which groups are in each pool, and the shares of the pools: made from the arguments above.
+struct Pools {
+  const int64_t* members;  // [B, Hkv, Ck], groups pool by pool
+  const int64_t* starts;   // [B, Hkv, pools + 1]
+  const float* share;      // [B, Hkv, M, pools]
+  int64_t count;
+};
+
 struct KmeansArgs {
-  int64_t heads, tokens, rank, groups;
+  int64_t heads, tokens, rank, groups, steps;
   const float* x;          // [G, N, R]
   const float* centres;    // [G, C, R]
   const uint8_t* valid;    // [G, N] or null
@@ -224,13 +254,13 @@ struct CentralArgs {
 };
 
 struct SpendArgs {
-  int64_t heads, query_groups, kv_groups, passes;
+  int64_t heads, query_groups, kv_groups, passes, budgets;
   const float* log_share;      // [heads, Cq, Ck]
   const float* log_sizes;      // [heads, Ck]
   const int64_t* query_sizes;  // [heads, Cq]
   const int64_t* kv_sizes;     // [heads, Ck]
-  const int64_t* budget;       // [heads]
-  uint8_t* cells;              // [heads, Cq, Ck]
+  const int64_t* budget;       // [budgets, heads]
+  uint8_t* cells;              // [budgets, heads, Cq, Ck]
 };
 
 // Part of a query group: rows [begin, end) of the head's order.
@@ -261,7 +291,10 @@ struct Kernels {
   size_t (*slots_scratch)(const SlotsArgs&, int64_t anchors);
   void (*slots)(const SlotsArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
   size_t (*covariance_scratch)(const CovarianceArgs&);
-  void (*covariance)(const CovarianceArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
+  void (*covariance)(const CovarianceArgs&, const Pools&, int64_t head, int64_t begin, int64_t end,
+                     float* panels, void* scratch);
+  void (*mix)(const CovarianceArgs&, const Pools&, int64_t head, int64_t begin, int64_t end,
+              const float* panels);
   size_t (*assign_scratch)(const KmeansArgs&);
   void (*assign)(const KmeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
   void (*means)(const MeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);

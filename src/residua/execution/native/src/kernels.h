@@ -20,7 +20,7 @@ namespace residua::RESIDUA_ISA {
 inline const Kernels* table(const char* name) {
   static const Kernels kernels = {
       name,         attend_scratch, attend_task,  rows_task,       rows_merge,   mass_scratch,   mass_task,
-      slots_scratch, slots_task,    covariance_scratch, covariance_task,
+      slots_scratch, slots_task,    covariance_scratch, covariance_task, mix_task,
       assign_scratch, assign_task,  means_task,   project_scratch, project_task, affine_scratch, affine_task,
       eigh_scratch, eigh_task,      fit_scratch,  fit_task,
       matmul_scratch, matmul_task,  directions_scratch, directions_task, peaks_task, moment_scratch, moment_rows,  moment_task,

@@ -58,12 +58,15 @@ inline void absorb_range(const RowsArgs& args, const RowsPlace& at, SoftmaxBlock
   const T* k = head_of<T>(args.k, at.batch, kv_head);
   const T* v = head_of<T>(args.v, at.batch, kv_head);
   const uint8_t* mask = args.key_mask ? args.key_mask + at.batch * s.keys : nullptr;
+  // Group by group where some groups are kept: then most tiles hold no key that a row keeps.
+  const int64_t* order = args.order ? args.order + (at.batch * s.kv_heads + kv_head) * s.keys : nullptr;
   const int64_t stop = s.keys * (at.chunk + 1) / args.chunks;
-  int64_t token = s.keys * at.chunk / args.chunks, tokens[kTile];
+  int64_t place = s.keys * at.chunk / args.chunks, tokens[kTile];
   const T *keys[kTile], *values[kTile];
-  while (token < stop) {
+  while (place < stop) {
     int64_t count = 0;
-    for (; token < stop && count < kTile; token++) {
+    for (; place < stop && count < kTile; place++) {
+      const int64_t token = order ? order[place] : place;
       if (mask && !mask[token]) continue;
       tokens[count] = token;
       keys[count] = k + token * args.k.row;
@@ -72,7 +75,12 @@ inline void absorb_range(const RowsArgs& args, const RowsPlace& at, SoftmaxBlock
     if (!count) break;
     if (block.split) fill_mask(args, at, kv_head, tokens, count, block.split->mask);
     // Neighbours in memory need no prefetch: the hardware sees them coming.
-    block.absorb(keys, values, count, s.value_dim, nullptr, nullptr);
+    Prefetch ahead;
+    for (int64_t next = place; order && next < least(stop, place + kTile); next++) {
+      ahead.add(k + order[next] * args.k.row, s.dim * sizeof(T));
+      ahead.add(v + order[next] * args.v.row, s.value_dim * sizeof(T));
+    }
+    block.absorb(keys, values, count, s.value_dim, nullptr, order ? &ahead : nullptr);
   }
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 #include "softmax_block.h"
 
+#include <algorithm>
+
 namespace residua::RESIDUA_ISA {
 
 constexpr int64_t kSlotKeys = 2 * kTile;  // packed at once: most groups are not cut
@@ -21,14 +23,25 @@ struct SlotBlock {
   }
 };
 
+// Groups in the order in which they are visited, sorted by `near`: those that share a slot follow each other,
+// so that its sums stay in the near caches meanwhile.
+inline void visiting_order(const int64_t* near, int64_t groups, int64_t* visit) {
+  for (int64_t g = 0; g < groups; g++) visit[g] = (near ? near[g] * groups : 0) + g;
+  if (near) std::sort(visit, visit + groups);
+  for (int64_t g = 0; g < groups; g++) visit[g] %= groups;
+}
+
 // Keys of one K/V group, at most kSlotKeys, cut evenly.
 struct SlotStretch {
-  int64_t group = 0, begin = 0, end = 0;
+  int64_t place = -1, group = -1, begin = 0, end = 0;
 
   // Moves on to the next stretch that has keys; false after the last one.
-  bool advance(const int64_t* offsets, int64_t groups) {
-    while (group < groups && end == offsets[group + 1]) group++;
-    if (group == groups) return false;
+  bool advance(const int64_t* visit, const int64_t* offsets, int64_t groups) {
+    while (group < 0 || end == offsets[group + 1]) {
+      if (++place == groups) return false;
+      group = visit[place];
+      end = offsets[group];
+    }
     begin = end;
     const int64_t left = offsets[group + 1] - begin;
     end = begin + left / ((left + kSlotKeys - 1) / kSlotKeys);
@@ -169,7 +182,7 @@ inline void pack_stretch(const SlotsArgs& args, const T* k, const T* v, const in
 }
 
 // Anchors [begin, end) of the query heads of one K/V head. An anchor's sums do not depend on which others
-// share its task or its row block: each has accumulators of its own, and all add in the partition's order.
+// share its task or its row block: each has accumulators of its own, and all add in the same order.
 template <class T>
 inline void slots_of_anchors(const SlotsArgs& args, int64_t head, int64_t begin, int64_t end, Arena& arena) {
   const Shape& s = args.shape;
@@ -179,15 +192,17 @@ inline void slots_of_anchors(const SlotsArgs& args, int64_t head, int64_t begin,
   const T* v = head_of<T>(args.v, head / s.kv_heads, head % s.kv_heads);
   SlotBlock block(arena, s, end - begin);
   SlotTarget* targets = arena.many<SlotTarget>(end - begin);
+  int64_t* visit = arena.many<int64_t>(args.kv.groups);
+  visiting_order(args.near ? args.near + head * args.kv.groups : nullptr, args.kv.groups, visit);
   int64_t active = 0, gathered = -1;
   SlotStretch now, next;
-  for (bool more = next.advance(offsets, args.kv.groups); more;) {
+  for (bool more = next.advance(visit, offsets, args.kv.groups); more;) {
     now = next;
     if (now.group != gathered) {
       active = gather_anchors(args, head, begin, end, now.group, targets, block);
       gathered = now.group;
     }
-    more = next.advance(offsets, args.kv.groups);
+    more = next.advance(visit, offsets, args.kv.groups);
     if (!active) continue;
     Prefetch ahead;
     for (int64_t t = next.begin; more && t < next.end; t++) {
@@ -205,6 +220,23 @@ inline void slots_of_anchors(const SlotsArgs& args, int64_t head, int64_t begin,
   }
 }
 
+// The log-weight with which each key has its slot's mass at the anchor.
+inline void weigh_slots(const SlotsArgs& args, int64_t head, int64_t begin, int64_t end) {
+  const int64_t dim = args.shape.dim;
+  for (int64_t a = head * args.shape.queries + begin; a < head * args.shape.queries + end; a++) {
+    const float* anchor = args.anchors + a * dim;
+    for (int64_t t = a * args.count; t < (a + 1) * args.count; t++) {
+      const float* key = args.keys + t * dim;
+      Vec products = set1(0.0f);
+      int64_t d = 0;
+      for (; d + kLanes <= dim; d += kLanes) products = fma(load(anchor + d), load(key + d), products);
+      float score = sum_of(products);
+      for (; d < dim; d++) score += anchor[d] * key[d];
+      args.weight[t] = args.log_mass[t] - args.scale * score;
+    }
+  }
+}
+
 inline void slots_task(const SlotsArgs& args, int64_t head, int64_t begin, int64_t end, void* scratch) {
   const Shape& s = args.shape;
   const int64_t first = (head * s.queries + begin) * args.count, count = (end - begin) * args.count;
@@ -214,12 +246,14 @@ inline void slots_task(const SlotsArgs& args, int64_t head, int64_t begin, int64
   with_type(args.dtype, [&](auto* type) {
     slots_of_anchors<std::remove_pointer_t<decltype(type)>>(args, head, begin, end, arena);
   });
+  if (args.weight) weigh_slots(args, head, begin, end);
 }
 
 inline size_t slots_scratch(const SlotsArgs& args, int64_t anchors) {
   Arena arena{nullptr};
   SlotBlock block(arena, args.shape, anchors);
   arena.many<SlotTarget>(anchors);
+  arena.many<int64_t>(args.kv.groups);
   return arena.used;
 }
 

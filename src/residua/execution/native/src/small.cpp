@@ -1,6 +1,7 @@
 // The exported functions of the small stages: eigenvectors, moments, sorting, probe rows, and the budget.
 #include "dispatch.h"
 
+#include <cmath>
 #include <cstring>
 
 namespace residua {
@@ -15,6 +16,7 @@ uint32_t bits_of(float x) {
 constexpr int64_t kFinitePart = 1 << 18;
 constexpr int64_t kMatmulColumns = 256;
 constexpr int64_t kPeakRows = 1024;
+constexpr int64_t kSlotRows = 8;  // query groups of a task of `choose_slots`
 
 // On a busy machine a second thread costs more than a fraction of a millisecond of work.
 int64_t worth(int64_t threads, int64_t elements) { return elements < (1 << 20) ? 1 : threads; }
@@ -91,8 +93,9 @@ uint32_t descending(float value) {
   return bits >> 31 ? bits : ~bits & 0x7fffffffu;
 }
 
-// Keeps the best cell of every query group, and lists all that hold pairs.  -> how many they are
-int64_t list_cells(const SpendArgs& a, int64_t head, Cell* cells, uint8_t* kept, int64_t* left) {
+// Lists all cells that hold pairs, and keeps the best one of every query group: it costs `least` pairs in all.
+// -> how many cells are listed
+int64_t list_cells(const SpendArgs& a, int64_t head, Cell* cells, uint8_t* kept, int64_t* least) {
   const float* log_share = a.log_share + head * a.query_groups * a.kv_groups;
   const float* log_sizes = a.log_sizes + head * a.kv_groups;
   const int64_t *queries = a.query_sizes + head * a.query_groups, *keys = a.kv_sizes + head * a.kv_groups;
@@ -113,20 +116,15 @@ int64_t list_cells(const SpendArgs& a, int64_t head, Cell* cells, uint8_t* kept,
     }
     if (!a.kv_groups || !queries[q] || !keys[best]) continue;
     kept[row + best] = 1;
-    *left -= queries[q] * keys[best];
+    *least += queries[q] * keys[best];
   }
   return listed;
 }
 
-void spend(const SpendArgs& a, int64_t head, void* scratch) {
-  const int64_t count = a.query_groups * a.kv_groups;
+// Spends what is `left` on cells in their order, in a few passes: a cell that is too large is passed over.
+void fill_cells(const SpendArgs& a, int64_t head, const Cell* cells, int64_t found, int64_t left,
+                uint8_t* kept) {
   const int64_t *queries = a.query_sizes + head * a.query_groups, *keys = a.kv_sizes + head * a.kv_groups;
-  uint8_t* kept = a.cells + head * count;
-  std::fill_n(kept, count, uint8_t{0});
-  int64_t left = a.budget[head];
-  Cell* listed = static_cast<Cell*>(scratch);
-  const int64_t found = list_cells(a, head, listed, kept, &left);
-  const Cell* cells = sort_cells(listed, listed + count, found);
   for (int64_t pass = 0; pass < a.passes; pass++) {
     int64_t wanted = 0, spent = 0;
     for (int64_t i = 0; i < found; i++) {
@@ -141,6 +139,80 @@ void spend(const SpendArgs& a, int64_t head, void* scratch) {
     }
     left -= spent;
   }
+}
+
+float shift_of(float top) { return std::isinf(top) ? 0.0f : top; }
+
+// The log of each slot's mass, and each group's share of all of it. `sums` [single + merged] is room.
+void sum_slots(const ChooseArgs& a, const float* mass, const int32_t* slots, float* sums, float* total,
+               float* share) {
+  const int64_t count = a.single + a.merged;
+  std::fill_n(sums, count, 0.0f);
+  for (int64_t c = 0; c < a.kv_groups; c++) {
+    if (slots[c] >= 0 && !(mass[c] <= total[slots[c]])) total[slots[c]] = mass[c];
+  }
+  for (int64_t c = 0; c < a.kv_groups; c++) {
+    if (slots[c] >= a.single) sums[slots[c]] += std::exp(mass[c] - shift_of(total[slots[c]]));
+  }
+  for (int64_t t = a.single; t < count; t++) total[t] = std::log(sums[t]) + shift_of(total[t]);
+  float top = -__builtin_huge_valf(), everything = 0.0f;
+  for (int64_t t = 0; t < count; t++) top = total[t] > top ? total[t] : top;
+  for (int64_t t = 0; t < count; t++) everything += std::exp(total[t] - shift_of(top));
+  everything = std::log(everything) + shift_of(top);
+  for (int64_t c = 0; c < a.kv_groups; c++) {
+    if (slots[c] >= 0) share[c] = std::exp(mass[c] - everything);
+  }
+}
+
+// The cells are sorted once for all budgets.
+void spend(const SpendArgs& a, int64_t head, void* scratch) {
+  const int64_t count = a.query_groups * a.kv_groups;
+  uint8_t* first = a.cells + head * count;
+  std::fill_n(first, count, uint8_t{0});
+  Cell* listed = static_cast<Cell*>(scratch);
+  int64_t least = 0;
+  const int64_t found = list_cells(a, head, listed, first, &least);
+  const Cell* cells = sort_cells(listed, listed + count, found);
+  for (int64_t b = a.budgets - 1; b >= 0; b--) {  // the first one last: the others start from its best cells
+    uint8_t* kept = a.cells + (b * a.heads + head) * count;
+    if (b) std::copy_n(first, count, kept);
+    fill_cells(a, head, cells, found, a.budget[b * a.heads + head] - least, kept);
+  }
+}
+
+// One query group: its heaviest skipped groups get a slot each, the others that of their neighbourhood. False if
+// there is none for them.
+bool choose_row(const ChooseArgs& a, int64_t head, int64_t row, void* scratch) {
+  uint64_t* heaviest = static_cast<uint64_t*>(scratch);  // [Ck]
+  float* sums = reinterpret_cast<float*>(heaviest + a.kv_groups);
+  const int64_t groups = a.kv_groups, kv_head = head / a.shares, place = head * a.query_groups + row;
+  const float* mass = a.log_mass + place * groups;
+  const uint8_t* kept = a.cells + place * groups;
+  const int64_t *near = a.near + kv_head * groups, *kv = a.kv_offsets + kv_head * (groups + 1);
+  const int64_t* queries = a.query_offsets + head * (a.query_groups + 1) + row;
+  int32_t* slots = a.slots + place * groups;
+  float *total = a.slot_mass + place * (a.single + a.merged), *share = a.share + place * groups;
+  const bool any = a.wanted[head] && queries[1] > queries[0];
+  int64_t skipped = 0;
+  for (int64_t c = 0; c < groups; c++) {
+    slots[c] = -1;
+    share[c] = 0.0f;
+    if (!any || kept[c] || kv[c] == kv[c + 1]) continue;
+    slots[c] = static_cast<int32_t>(a.single + near[c]);
+    const uint64_t key = mass[c] != mass[c] ? 0 : descending(mass[c]);  // NaN is the heaviest
+    heaviest[skipped++] = key << 32 | static_cast<uint64_t>(c);
+  }
+  std::fill_n(total, a.single + a.merged, -__builtin_huge_valf());
+  if (skipped > a.single && !a.merged) {
+    std::fill_n(slots, groups, -1);
+    return false;
+  }
+  const int64_t alone = std::min(a.single, skipped);
+  std::nth_element(heaviest, heaviest + alone, heaviest + skipped);
+  std::sort(heaviest, heaviest + alone);
+  for (int64_t i = 0; i < alone; i++) slots[heaviest[i] & 0xffffffffu] = static_cast<int32_t>(i);
+  sum_slots(a, mass, slots, sums, total, share);
+  return true;
 }
 
 }  // namespace
@@ -256,5 +328,26 @@ RESIDUA_EXPORT int32_t residua_spend(const SpendArgs* a, int32_t isa, int32_t th
     const size_t bytes = 2 * a->query_groups * a->kv_groups * sizeof(Cell);
     const int64_t used = worth(threads, 8 * a->heads * a->query_groups * a->kv_groups);
     return parallel(used, a->heads, bytes, [&](int64_t head, void* scratch) { spend(*a, head, scratch); });
+  });
+}
+
+RESIDUA_EXPORT int32_t residua_choose_slots(const ChooseArgs* a, int32_t isa, int32_t threads) {
+  return with_kernels(isa, [&](const Kernels&) {
+    const int64_t named = a->heads / a->shares * a->kv_groups;
+    // Without merged slots there is one for every group that may be skipped; groups that are always kept (pinned
+    // keys) may come on top.
+    const int64_t neighbourhoods = std::max<int64_t>(1, a->merged);
+    const auto known = [&](int64_t slot) { return slot >= 0 && slot < neighbourhoods; };
+    if (!std::all_of(a->near, a->near + named, known)) return kBadPartition;
+    const size_t bytes = a->kv_groups * sizeof(uint64_t) + (a->single + a->merged) * sizeof(float);
+    const int64_t used = worth(threads, 16 * a->heads * a->query_groups * a->kv_groups);
+    std::atomic<bool> housed{true};
+    const Status status = over_parts(used, a->heads, a->query_groups, kSlotRows, bytes,
+                                     [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                                       for (int64_t row = begin; row < end; row++) {
+                                         if (!choose_row(*a, head, row, scratch)) housed = false;
+                                       }
+                                     });
+    return status == kOk && !housed ? kBadPartition : status;
   });
 }

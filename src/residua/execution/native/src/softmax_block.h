@@ -149,6 +149,9 @@ struct SoftmaxBlock {
   template <int ROWS>
   void absorb_split(int64_t first, int64_t count) {
     const uint8_t* mask = split->mask + first * kTile;
+    uint8_t any = 0;
+    for (int i = 0; i < ROWS * kTile; i++) any |= mask[i];
+    if (!any) return;
     for (int i = 0; i < ROWS * kTile; i++) split->scores[i] = mask[i] ? scores[i] : -kInf;
     RunningSoftmax& part = split->state;
     soften<ROWS>(split->scores, kTile, slope, part.top + first, part.total + first, split->keep);

@@ -1,0 +1,52 @@
+"""Which backend runs a call: with reasons, never silently."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import BackendError
+from .backend import BACKENDS, Backend, Demand
+
+
+def backends() -> dict[str, Backend]:
+    """All registered backends, best first."""
+    return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].priority))
+
+
+def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
+    """What `auto` tries, in order: as `residua bench gpu` measured it on this GPU, otherwise by priority."""
+    candidates = [backend for backend in known.values() if backend.priority >= 0]
+    if device.type != "cuda":
+        return candidates
+    from .gpu_cache import recall
+
+    order = recall(device).get("order", []) if torch.cuda.is_available() else []
+    return sorted(candidates, key=lambda b: order.index(b.name) if b.name in order else len(order))
+
+
+def choose_backend(name: str, demand: Demand) -> Backend:
+    """The backend of that name, or for "auto" the best one that takes the call."""
+    known = backends()
+    if name != "auto":
+        if name not in known:
+            raise BackendError(f"backend={name!r} is not known; there are: auto, {', '.join(known)}")
+        reasons = known[name].reasons(demand)
+        if reasons:
+            others = [other for other, it in known.items() if not it.reasons(demand)]
+            raise BackendError(
+                f"backend={name!r} cannot run this call: {'; '.join(reasons)}. "
+                f"Use backend='auto' or one of: {', '.join(others) or 'none takes it'}"
+            )
+        return known[name]
+    refusals = []
+    for candidate in _by_rank(known, demand.device):
+        reasons = candidate.reasons(demand)
+        if demand.device.type == "cuda" and not candidate.gpu_by_itself:
+            reasons = [
+                *reasons,
+                f"slower on a GPU than dense attention; backend={candidate.name!r} asks for it",
+            ]
+        if not reasons:
+            return candidate
+        refusals.append(f"{candidate.name}: {'; '.join(reasons)}")
+    raise BackendError("no backend takes this call.\n  " + "\n  ".join(refusals))

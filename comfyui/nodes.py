@@ -1,4 +1,4 @@
-"""The two nodes: one makes a model sparse, one shows what that did."""
+"""The two nodes: one makes a model sparse, the other shows the report."""
 
 from __future__ import annotations
 

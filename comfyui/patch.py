@@ -1,4 +1,4 @@
-"""Residua on one ComfyUI model: an attention override, and two wrappers that say where sampling stands."""
+"""Attaches Residua to a ComfyUI model: an attention override, and two wrappers that track the sampling."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Patch:
         settings: How it is accelerated.
         sigmas: (highest, lowest) noise level at which calls may be sparse.
         on_error: "stop" raises when a sparse call fails, "dense" computes it dense and warns.
-        before: The attention override that was there; it becomes the dense function.
+        before: The attention override that was there before; it computes the dense calls.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Patch:
         self.runs = 0
         self._model: Any = None
         self._layers: dict[tuple[str, int, int], int] = {}
-        self._doubles = 0  # double blocks of the model, which come before the single ones
+        self._doubles = 0  # number of double blocks, which come before the single ones
         self._said: set[str] = set()
         self._mask: tuple[Any, Tensor | None] = (None, None)
         self._sampling = False
@@ -73,7 +73,7 @@ class Patch:
         return make_report([self.host])
 
     def outer_sample(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wrapper of a whole sampling run: whatever ends it, nothing is carried into the next one."""
+        """Wrapper of a whole sampling run: however it ends, nothing is carried into the next one."""
         self.host.reset()
         self.host.clear()
         self.runs += 1
@@ -93,7 +93,7 @@ class Patch:
         )
         base = getattr(executor, "class_obj", None)
         self._model = getattr(base, "diffusion_model", None)
-        # torch.compile nodes put a wrapper around the model.
+        # Nodes for torch.compile wrap the model.
         self._model = getattr(self._model, "_orig_mod", self._model)
         self._grid = latent_grid(self._model, x)
         self._calls.clear()
@@ -107,13 +107,14 @@ class Patch:
         if schedule is not None and now is not None:
             levels = schedule.tolist()
             self._steps = max(1, len(levels) - 1)
-            # A sampler may also ask between two levels: that belongs to the step above.
+            # A sampler may also evaluate between two levels: that counts as the step above.
             reached = sum(level >= self._sigma * (1 - 1e-4) for level in levels)
             self._step = min(max(0, reached - 1), self._steps - 1)
         kinds = options.get("cond_or_uncond") or [0]
         uuids = options.get("uuids") or list(range(len(kinds)))
         named = [self._branch(uuid, kind) for uuid, kind in zip(uuids, kinds, strict=True)]
-        # The same conditioning twice in a step (context windows, samplers of higher order): a state for each.
+        # The same conditioning may come twice in a step (context windows, higher-order samplers): each gets a
+        # state.
         for index, name in enumerate(named):
             self._passes[self._step, name] += 1
             count = self._passes[self._step, name]
@@ -141,7 +142,7 @@ class Patch:
         skip_output_reshape: bool = False,
         **more: Any,
     ) -> Tensor:
-        """The attention override: [B, N, H * D] in and out, or [B, H, N, D] where the flags say so."""
+        """The attention override: [B, N, H * D] in and out, or [B, H, N, D] if the flags say so."""
 
         def dense() -> Tensor:
             given = (q, k, v, heads, mask, attn_precision, skip_reshape, skip_output_reshape)
@@ -193,12 +194,14 @@ class Patch:
         )  # fmt: skip
 
     def _padding(self, mask: Tensor | None, batch: int) -> Tensor | None:
-        """ComfyUI adds masks to the scores; one that only switches keys off becomes boolean key padding."""
+        """ComfyUI adds masks to the scores; a mask that only switches keys off becomes boolean key
+        padding."""
         if mask is None or mask.dtype is torch.bool or mask.shape[-2] != 1:
             return mask
         if self._mask[0] is not mask:
             off = mask <= -1e4
-            # Reading it waits for the device; the blocks of a forward pass share one mask.
+            # Reading it waits for the device, so the result is kept: the blocks of a forward pass share one
+            # mask.
             only_padding = bool((off | (mask == 0)).all())
             self._mask = (mask, ~off.reshape(-1, mask.shape[-1]) if only_padding else None)
         valid = self._mask[1]
@@ -219,7 +222,7 @@ def _as_heads(out: Tensor, heads: int, split: bool) -> Tensor:
 
 
 def patched(model: Any, settings: Settings, sigmas: tuple[float, float], on_error: str = "stop") -> Any:
-    """A clone of a ComfyUI model with Residua on it; the model itself stays as it is.
+    """A clone of a ComfyUI model with Residua attached; the model itself is not changed.
 
     An attention override that is already there is kept: it computes the dense calls. An earlier Residua is
     replaced.
@@ -233,13 +236,13 @@ def patched(model: Any, settings: Settings, sigmas: tuple[float, float], on_erro
             clone.remove_wrappers_with_key(kind, KEY)
     patch = Patch(settings, sigmas, on_error, before)
     options[OVERRIDE] = patch
-    options[KEY] = patch  # a later override may hide the first one; the report finds it here
+    options[KEY] = patch  # for the report, because a later override may hide ours
     clone.add_wrapper_with_key(APPLY_MODEL, KEY, patch.apply_model)
     clone.add_wrapper_with_key(OUTER_SAMPLE, KEY, patch.outer_sample)
     return clone
 
 
 def patch_of(model: Any) -> Patch | None:
-    """What `patched` put on the model, if it did."""
+    """The patch that `patched` attached to the model, or None."""
     found = model.model_options.get("transformer_options", {}).get(KEY)
     return found if isinstance(found, Patch) else None

@@ -17,11 +17,11 @@ PAPER, INK, QUIET, RULE, BLUE, RED = "#14161c", "#e9ebf1", "#98a1b3", "#2d3240",
 
 
 def report_picture(report: Report | None, text: str) -> Tensor:
-    """[1, height, width, 3] with values from 0 to 1, as ComfyUI's IMAGE.
+    """The picture [1, height, width, 3] with values from 0 to 1, as ComfyUI's IMAGE.
 
     Args:
         report: What to draw; None draws `text` alone.
-        text: Instead of a headline.
+        text: Shown instead of a headline.
     """
     from PIL import Image, ImageDraw, ImageFont
 

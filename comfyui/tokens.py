@@ -1,4 +1,4 @@
-"""Which tokens of a ComfyUI attention call are video, from what the model shows."""
+"""Finds the video tokens of a ComfyUI attention call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VIDEO_FIRST = ("HunyuanVideo",)
 
 @dataclass(frozen=True)
 class Tokens:
-    """The text of one call, or why it cannot be told."""
+    """Where the text of a call is, or why that is unknown."""
 
     grid: Grid | None
     text: Ranges = ()
@@ -38,15 +38,15 @@ def latent_grid(model: Any, latents: Any) -> Grid | None:
 
 
 def tokens_of(model: Any, grid: Grid | None, options: Mapping[str, Any], queries: int) -> Tokens | None:
-    """Where the text of a self-attention call lies; None if the call is too short to be that of the video.
+    """Where the text of a self-attention call is; None if the call is too short to be that of the video.
 
     Args:
         model: The diffusion model.
-        grid: Of the latents, from `latent_grid`.
+        grid: Grid of the latents, from `latent_grid`.
         options: The call's transformer_options.
-        queries: Tokens of the call.
+        queries: Number of query tokens.
     """
-    told = options.get("grid_sizes")  # newer versions of Wan say it
+    told = options.get("grid_sizes")  # newer versions of Wan pass the grid
     if told is not None:
         frames, height, width = (int(size) for size in told)
         grid = (frames, height, width)
@@ -60,7 +60,7 @@ def tokens_of(model: Any, grid: Grid | None, options: Mapping[str, Any], queries
     if span is not None:
         return Tokens(grid, around(int(span[0]), int(span[1]), queries))
     if queries == video or names & set(VIDEO_ONLY):
-        return Tokens(grid)  # tokens beyond the grid are reference frames: video as well
+        return Tokens(grid)  # more tokens than the grid are reference frames, which are video too
     if names & set(VIDEO_FIRST):
         return Tokens(grid, around(0, video, queries))
     return Tokens(
@@ -69,7 +69,7 @@ def tokens_of(model: Any, grid: Grid | None, options: Mapping[str, Any], queries
 
 
 def _patch(model: Any) -> tuple[int, int, int] | None:
-    """The patch size of a diffusion model, as its authors named it."""
+    """The patch size of a diffusion model, under whichever name its authors used."""
     if hasattr(model, "patch_spatial"):
         return getattr(model, "patch_temporal", 1), model.patch_spatial, model.patch_spatial
     size = getattr(model, "patch_size", None)

@@ -1,9 +1,10 @@
 """The checks of the stand-in on a real ComfyUI: tiny random models of its own classes, on the CPU.
 
-    python comfyui/tests/real.py --comfyui PATH [--server]
+    python comfyui/tests/real.py --comfyui PATH [--server] [--seeds 8]
 
 PATH is a checkout of ComfyUI whose requirements are installed beside residua. `--server` also starts it, with
-the node package linked into custom_nodes, and sends a prompt through it.
+the node package linked into custom_nodes, and sends a prompt through it. `--seeds` also counts in how many
+runs the host's own rounding, which differs between split and batched guidance, tips a choice.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--comfyui", required=True, type=Path)
     parser.add_argument("--models", default="", help="comma separated; default: all")
     parser.add_argument("--server", action="store_true")
+    parser.add_argument("--seeds", type=int, default=0)
     parser.add_argument("--port", type=int, default=8199)
     return parser.parse_args()
 
 
-# ComfyUI imports these for parts that no check uses. Where they are missing (torchvision has no CPU build for
-# every torch), stand-ins are enough: anything may be named, only `resize` of a mask is called.
+# ComfyUI imports these for parts that no check uses. If they are missing (torchvision has no CPU build for
+# every torch), stand-ins are enough: any name can be imported, and only `resize` of a mask is called.
 STAND_INS = {
     "torchvision/__init__.py": "from . import models, transforms",
+    "torchvision/ops.py": "def __getattr__(name): return object",
     "torchvision/models.py": "def __getattr__(name): return object",
     "torchvision/transforms/__init__.py": "from . import functional\ndef __getattr__(name): return object",
     "torchvision/transforms/functional.py": "import torch\n"
@@ -64,7 +67,7 @@ def stand_in_folder() -> Path | None:
 
 
 class Real:
-    """A ComfyUI checkout as `checks` use a host."""
+    """A ComfyUI checkout with the interface that `checks` expect of a host."""
 
     def __init__(self) -> None:
         import comfy.model_base
@@ -149,12 +152,13 @@ class Real:
         if type(model.model).__name__ == "LTXV":  # with a mask, HunyuanVideo cannot batch its branches
             extra["attention_mask"] = torch.ones(1, 12, dtype=torch.long)
         conditions = [[[text, dict(extra)]] for text in texts]
-        # Both guidance branches go as one batch where memory allows it.
+        # ComfyUI runs both guidance branches as one batch if it sees enough memory. Its dense attention asks
+        # as well, with `torch_free_too`, and cuts its products differently: there the answer stays the same.
         free = comfy.model_management.get_free_memory
         memory = 1e15 if batched else 0.0
 
         def pretended(_: Any = None, torch_free_too: bool = False) -> Any:
-            return (memory, memory) if torch_free_too else memory
+            return (1e15, 1e15) if torch_free_too else memory
 
         comfy.model_management.get_free_memory = pretended
         try:
@@ -205,7 +209,7 @@ def prompt_through_the_server(comfyui: Path, port: int) -> bool:
         server.wait(30)
 
 
-# A node that makes the tiny Wan of these checks, with a latent and two conditionings that fit it.
+# A node that makes the tiny Wan of these checks, with a matching latent and two conditionings.
 TINY_NODE = """
 import sys
 sys.path.insert(0, "{here}")
@@ -305,6 +309,10 @@ def main() -> int:
             print(f"FAIL  {name}: {type(error).__name__}: {error}")
             if os.environ.get("RESIDUA_TRACE"):
                 raise
+    if given.seeds:
+        apart = [one for name in host.names for one in checks.tipped(host, name, given.seeds)]
+        tipped = [f"{one:.1e}" for one in apart if one > 1e-5]
+        print(f"split - batched above 1e-5 in {len(tipped)} of {len(apart)} runs", *tipped)
     if given.server:
         failed += not prompt_through_the_server(comfyui, given.port)
     return 1 if failed else 0

@@ -1,5 +1,5 @@
-"""A stand-in for ComfyUI, written from the contract that the node relies on: tiny video transformers that
-call attention with transformer_options, a model patcher with wrappers, and a sampler with guidance."""
+"""A stand-in for ComfyUI with the interface that the node relies on: tiny video transformers that call
+attention with transformer_options, a model patcher with wrappers, and a sampler with guidance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GRID = (3, 8, 8)  # tokens
 
 
 def attend(func: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, **more: Any) -> Tensor:
-    """As the host calls attention: an override in transformer_options takes the call."""
+    """Calls attention as the host does: an override in transformer_options takes the call."""
     override = (more.get("transformer_options") or {}).get("optimized_attention_override")
     return func(q, k, v, heads, **more) if override is None else override(func, q, k, v, heads, **more)
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class VideoModel(nn.Module):
-    """Patches of 1 x 2 x 2, some blocks, no text in self-attention but a cross-attention to it."""
+    """Patches of 1 x 2 x 2 and some blocks; no text in self-attention, but cross-attention to it."""
 
     patch_size = (1, 2, 2)
     split = False
@@ -99,7 +99,7 @@ class WanModel(VideoModel):
 
 
 class MiniTrainDIT(VideoModel):
-    """Says no block, and calls attention with heads apart."""
+    """Does not name its blocks, and calls attention with separate heads."""
 
     split = True
     says_block = False
@@ -130,13 +130,13 @@ class HunyuanVideo(VideoModel):
 
 
 class TextFirst(HunyuanVideo):
-    """Newer HunyuanVideo: text first, told by img_slice."""
+    """Newer HunyuanVideo: text first, marked by img_slice."""
 
     text_first = True
 
 
 class Unheard(VideoModel):
-    """A joint model that nobody knows."""
+    """A joint model that the node does not know."""
 
     blocks_of = HunyuanVideo.blocks_of
     text_first = False
@@ -160,7 +160,7 @@ class Sampling:
 
 
 class Executor:
-    """Calls wrappers in turn, then the function."""
+    """Calls the wrappers in turn, then the function."""
 
     def __init__(self, function: Any, owner: Any, wrappers: list[Any]) -> None:
         self.function, self.class_obj, self.wrappers = function, owner, wrappers
@@ -207,7 +207,7 @@ class Patcher:
 
 
 class StandIn:
-    """The stand-in as `checks` use a host."""
+    """The stand-in with the interface that `checks` expect of a host."""
 
     names = ("wan", "cosmos", "hunyuan", "hunyuan, text first")
 

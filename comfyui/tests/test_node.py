@@ -100,6 +100,13 @@ def test_another_override_computes_the_dense_calls(host, checks):
     assert model.model_options["transformer_options"][OVERRIDE] is other
 
 
+def test_tensors_in_containers_are_unwrapped_by_the_host(host, checks):
+    """Newer versions may pass q, k and v in containers, and unwrap them for an override that does not say
+    that it takes containers."""
+    patch = patch_of(checks.sparse(host.build("wan")))
+    assert not hasattr(patch, "container_function")
+
+
 def test_the_node_twice_is_the_later_one(host, checks):
     model = host.build("wan")
     once = checks.sparse(model, 0.4)

@@ -1,4 +1,4 @@
-"""`accelerate`: puts Residua on the transformers of a diffusers pipeline."""
+"""`accelerate`: attaches Residua to the transformers of a diffusers pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .handle import Handle, unwrap
 from .versions import require_diffusers
 
 COMPONENTS = ("transformer", "transformer_2")
-BESIDE = ("controlnet", "transformer_ref")  # attached where a family knows it, left alone where none does
+BESIDE = ("controlnet", "transformer_ref")  # attached if a family knows it, left alone otherwise
 
 
 def accelerate(
@@ -40,34 +40,33 @@ def accelerate(
 ) -> Handle:
     """Makes the self-attention of a diffusers pipeline, or of one transformer, sparse.
 
-    Without more it is `quality="balanced"`. `config=Config.paper()` is the paper's method, with the first
-    steps and layers dense that the preset of the model family names.
+    The default is `quality="balanced"`. `config=Config.paper()` is the paper's method; the first steps and
+    layers that the preset of the model family names then stay dense.
 
     Args:
         target: A diffusers pipeline, or one transformer.
         density: What it may cost, as a share of dense attention.
         quality: How close it must stay to dense: "faithful", "balanced" or "fast". Instead of `density`.
-        config: Everything about the method; `density` goes over the config's.
-        method: Another method in Residua's place, to compare with: "paper", "svg2", "svoo", "svg-ear",
-            "sparge" and others (`residua.methods.method_names()`). Each says in `simplified` what it leaves
-            out.
+        config: All settings of the method; `density` overrides the config's.
+        method: Another method instead of Residua's, to compare with: "paper", "svg2", "svoo", "svg-ear",
+            "sparge" and others (`residua.methods.method_names()`). Its `simplified` says what it leaves out.
         profile: The file that `residua tune` wrote for this model, instead of a density, quality, config or
-            method. One that was made for another kind of transformer is refused.
-        dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share (1 is one
-            step, 1.0 all of them).
-        dense_layers: First layers that stay dense, likewise.
+            method. A profile of another kind of transformer is refused.
+        dense_steps: First steps that stay dense: a whole number is a count, a fraction a share (1 is one
+            step, 1.0 all steps).
+        dense_layers: First layers that stay dense, in the same form.
         layers: The only layers that may be sparse, by number or (wild-card) module name.
-        min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
-        scheduler: For a transformer without its pipeline: says which step runs.
-        steps: For a transformer without its pipeline: how many steps a run has.
-        replace: Takes over a model that is accelerated already, which is an error otherwise.
+        min_tokens: Calls with fewer video tokens stay dense; None: depends on the device.
+        scheduler: Only for a transformer without its pipeline: tells which step runs.
+        steps: Only for a transformer without its pipeline: how many steps a run has.
+        replace: Replaces an existing acceleration, which is an error otherwise.
         time_stages: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
-        generic: Also takes transformers that no family knows: every dispatched self-attention without a mask,
-            or with key padding. Needs an error bound (`quality`, or a config with `max_error`), because
-            nobody has looked at such a model.
+        generic: Also accepts transformers that no family knows: every dispatched self-attention without a
+            mask, or with key padding. Needs an error bound (`quality`, or a config with `max_error`), because
+            nobody has tested such a model.
 
     Returns:
-        A handle with the report and the way back.
+        A handle with the report; its `remove()` restores the model.
     """
     require_diffusers()
     from .attach import Attachment
@@ -113,11 +112,13 @@ def accelerate(
         for attachment in attachments:
             attachment.detach()
         raise
+    for attachment in attachments:
+        attachment.siblings = tuple(other for other in attachments if other is not attachment)
     return Handle(target, attachments)
 
 
 def attached(target: Any) -> Handle | None:
-    """A handle on what is accelerated in a pipeline or transformer at this moment, or None."""
+    """A handle on what is currently accelerated in a pipeline or transformer, or None."""
     from .attach import attachment_of
 
     found = [attachment_of(model) for model in _transformers(target).values()]
@@ -126,16 +127,16 @@ def attached(target: Any) -> Handle | None:
 
 
 def preset_config(target: Any) -> Config:
-    """The config that `accelerate` takes if none is given, to change some of it."""
+    """The config that `accelerate` uses if none is given, as a starting point for changes."""
     return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
 
 
 def model_facts(target: Any, name: str | None = None, generic: bool = False) -> ModelFacts:
-    """What a profile remembers of a pipeline or transformer, to know it again.
+    """What a profile stores about a pipeline or transformer in order to recognise it.
 
     Args:
         target: The pipeline or transformer.
-        name: As the user calls it; None: the class.
+        name: The user's name for it; None: its class.
         generic: As in `accelerate`.
     """
     models = _transformers(target).values()
@@ -181,7 +182,7 @@ def _family(model: Any, generic: bool) -> Family:
 
 
 def _release(target: Any, replace: bool) -> None:
-    """Makes room for a new acceleration, or says that there is one."""
+    """Removes an older acceleration, or raises if there is one and `replace` is False."""
     old = attached(target)
     if old is None:
         return
@@ -194,7 +195,7 @@ def _release(target: Any, replace: bool) -> None:
 
 
 def _transformers(target: Any) -> dict[str, Any]:
-    """The transformers of a pipeline by component name; a model stands for itself."""
+    """The transformers of a pipeline by component name; a single model is returned under its own name."""
     if isinstance(target, torch.nn.Module):
         return {"transformer": unwrap(target)}
     components = getattr(target, "components", None)

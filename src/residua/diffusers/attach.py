@@ -1,4 +1,4 @@
-"""Puts Residua on one transformer, and takes it off again without a trace."""
+"""Attaches Residua to one transformer, and removes it without a trace."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class Attachment:
         self.host = HostAttention(
             settings, layers=names, depths=depths, name=name, model=type(model).__name__,
             family=self.family.name, preset=self.family.preset.source, profile=profile,
-            unsupported="dense" if family.generic else "stop",
+            unsupported="dense" if family.generic else "stop", lend=True,
         )  # fmt: skip
+        self.siblings: tuple[Attachment, ...] = ()  # the other transformers of the pipeline
         self.layers = [
             Layer(self.host, self.now, index, layer, depth)
             for index, (layer, depth) in enumerate(zip(names, depths, strict=True))
@@ -96,6 +97,11 @@ class Attachment:
         for processor in self._processors:
             processor.refresh()
         self.tracker.advance(self.family.timestep(inputs))
+        self.host.lenders = tuple(
+            other.host
+            for other in self.siblings
+            if type(other.model) is type(self.model) and other.tracker.in_run_of(self.tracker)
+        )
         self.now.video = self.family.tokens(self.model, inputs)
         self.now.layout = self.family.layout(self.model, inputs)
         self.now.grid = None if self.family.generic else self.family.grid(self.model, inputs)
@@ -106,7 +112,7 @@ class Attachment:
         self.host.reset()
 
     def detach(self) -> None:
-        """Puts the transformer back as it was."""
+        """Restores the transformer."""
         self.forget()
         self.now.active = False
         self._undo.close()

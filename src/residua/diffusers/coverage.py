@@ -1,4 +1,4 @@
-"""Which pipelines of the installed diffusers Residua can take: `python -m residua.diffusers.coverage`."""
+"""Which pipelines of the installed diffusers Residua supports: `python -m residua.diffusers.coverage`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .versions import require_diffusers
 
 @dataclass(frozen=True)
 class Coverage:
-    """One transformer class, the pipelines that run it, and how Residua takes it."""
+    """One transformer class, the pipelines that use it, and how Residua supports it."""
 
     model: str
     pipelines: tuple[str, ...]
@@ -27,7 +27,7 @@ class Coverage:
 
 
 def coverage() -> list[Coverage]:
-    """Every transformer that a pipeline of the installed diffusers runs."""
+    """Every transformer that a pipeline of the installed diffusers uses."""
     pipelines: dict[type, set[str]] = {}
     for name, model in _transformers():
         pipelines.setdefault(model, set()).add(name)
@@ -60,7 +60,7 @@ def _how(model: type) -> tuple[str, str]:
 
 
 def _transformers() -> Iterator[tuple[str, type]]:
-    """Names of pipelines, each with the class of a transformer that it takes."""
+    """Names of pipelines, each with the class of a transformer that it uses."""
     diffusers = require_diffusers()
     for name in sorted(dir(diffusers)):
         if not name.endswith("Pipeline"):

@@ -1,10 +1,10 @@
-"""How one attention call of diffusers finds its layer.
+"""How an attention call of diffusers finds its layer.
 
 A processor of diffusers ends in `dispatch_attention_fn(q, k, v, ..., backend=self._attention_backend)`.
-Residua puts a `LayerTag` there and rebinds that name, in the module of the processor, to
-`tagged_dispatch`. A call without a tag goes to diffusers untouched. A call with one enters the operator
-`residua::diffusers_attention`, which is opaque to torch.compile and finds the layer through a tensor: a
-number would be a constant of the graph, one graph per layer.
+Residua puts a `LayerTag` there and rebinds that name, in the module of the processor, to `tagged_dispatch`. A
+call without a tag goes to diffusers unchanged. A call with one enters the operator
+`residua::diffusers_attention`, which is opaque to torch.compile and finds the layer by a tensor: a plain
+number would be a constant, and every layer would need its own graph.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..errors import InputError, IntegrationError
 if TYPE_CHECKING:
     from .layer import Layer
 
-BLOCK_MASK = "block mask"  # of flex attention: the model itself says which blocks are computed
+BLOCK_MASK = "block mask"  # flex attention: the model itself says which blocks are computed
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
 
 
 class LayerTag(str):
-    """Stands in a processor where a backend's name belongs. As a string it is that name, so that
-    diffusers' own look at it (enable_parallelism) still finds the dense backend."""
+    """Takes the place of a backend's name in a processor. As a string it equals that name, so that diffusers'
+    own checks (enable_parallelism) still find the dense backend."""
 
     layer: Layer
-    number: Tensor  # the layer's, in the table of all tagged layers
+    number: Tensor  # the layer's index in the table of all tagged layers
 
     def __new__(cls, layer: Layer, backend: str) -> LayerTag:
         tag = super().__new__(cls, backend)
@@ -66,7 +66,7 @@ def tagged_dispatch(
     backend: Any = None,
     parallel_config: Any = None,
 ) -> Tensor:
-    """Takes the place of diffusers' `dispatch_attention_fn`, with its signature; tensors are [B, N, H, D]."""
+    """Replaces diffusers' `dispatch_attention_fn`, with the same signature; tensors are [B, N, H, D]."""
     from diffusers.models.attention_dispatch import dispatch_attention_fn
 
     if not isinstance(backend, LayerTag):
@@ -122,7 +122,7 @@ def _context_parallel(
     )  # fmt: skip
 
 
-# Never part of a CUDA graph: the body keeps state and decides anew at each step.
+# Never part of a CUDA graph: the body keeps state and decides again at each step.
 @torch.library.custom_op("residua::diffusers_attention", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def attention_op(
     q: Tensor, k: Tensor, v: Tensor, number: Tensor, mask: Tensor | None, scale: float | None, causal: bool
@@ -145,7 +145,7 @@ _lock = threading.Lock()
 
 
 def rebind(module: ModuleType) -> None:
-    """Lets the processors of a diffusers module call `tagged_dispatch`; counted, so that two models may
+    """Makes the processors of a diffusers module call `tagged_dispatch`; counted, so that two models can
     share it."""
     with _lock:
         if not _rebound.get(module.__name__):

@@ -1,4 +1,4 @@
-"""What `accelerate` returns: the report, and the way back."""
+"""What `accelerate` returns: the report, and `remove()` to restore the model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .attach import Attachment, attachment_of
 
 
 class Handle:
-    """Holds the transformers that one `accelerate` call changed. Also a context manager: leaving removes.
+    """Holds the transformers that one `accelerate` call changed. Also a context manager that removes on exit.
 
-    Not for two threads at once on the same pipeline (diffusers' schedulers are not either); different
+    Must not be used by two threads on the same pipeline (diffusers' schedulers must not either); different
     pipelines in different threads are fine.
     """
 
@@ -30,7 +30,7 @@ class Handle:
 
         Args:
             per: The rows of the table: "layer", "step" or "branch".
-            full: Shows every layer, not only the 8 with the largest error.
+            full: Shows every row, not only the 8 layers with the largest error.
         """
         hosts = [attachment.host for attachment in self.attachments]
         return make_report(hosts, self._remarks()).view(per, full)
@@ -41,13 +41,13 @@ class Handle:
             attachment.host.clear()
 
     def reset(self) -> None:
-        """Drops what is carried between steps: the next forward pass is step 0 of a new run, from a cold
-        start."""
+        """Drops what is carried between steps: the next forward pass is step 0 of a new run and starts
+        cold."""
         for attachment in self.attachments:
             attachment.forget()
 
     def remove(self) -> None:
-        """Puts every transformer back as it was; the report stays readable. Twice is harmless."""
+        """Restores every transformer; the report stays readable. Calling it twice is harmless."""
         for attachment in self.attachments:
             if attachment.active:
                 attachment.detach()

@@ -1,4 +1,5 @@
-"""What hangs on an accelerated transformer beside its processors: a forward pre-hook, two wrapped methods."""
+"""What is attached to an accelerated transformer besides its processors: a forward pre-hook, two wrapped
+methods."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Passenger:
-    """Something of ours that hangs on the model. `__reduce__` says what it is in a copy or pickle of the
-    model, which is a plain model."""
+    """An object of ours that is attached to the model. A copy or pickle of the model is a plain model;
+    `__reduce__` says what takes the object's place in it."""
 
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
@@ -43,8 +44,8 @@ class RootHook(Passenger):
 
 
 class MethodWrap(Passenger):
-    """Stands before a method of the model instance. Not a ModelHook of diffusers: that replaces `forward`,
-    and its removal undoes an offload hook that came later."""
+    """Wraps a method of the model instance. Not a ModelHook of diffusers: that replaces `forward`, and
+    removing it would undo an offload hook that was added later."""
 
     def __init__(self, attachment: Attachment, original: Callable[..., Any], method: str) -> None:
         super().__init__(attachment)
@@ -74,7 +75,7 @@ class ContextWrap(MethodWrap):
 
 
 class ResetWrap(MethodWrap):
-    """Pipelines reset stateful caches when a run ends: our centres go as well."""
+    """Pipelines reset stateful caches when a run ends: this drops our groups as well."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.attachment.forget()
@@ -93,7 +94,7 @@ def wrapped(model: Any, method: str, wrap: MethodWrap) -> Iterator[None]:
     before = vars(model).get(method)
     setattr(model, method, wrap)
     yield
-    # If somebody wrapped it once more, ours stays below and only passes on.
+    # If somebody wrapped the method again, ours stays underneath and only passes calls on.
     if vars(model).get(method) is wrap:
         delattr(model, method)
         if before is not None:

@@ -1,4 +1,4 @@
-"""One self-attention layer of diffusers: says where its calls stand, and how they run dense."""
+"""One self-attention layer of diffusers: knows where its calls belong and how they run dense."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ MORE_ARGUMENTS = "dropout or attention_kwargs"
 
 @dataclass
 class ForwardPass:
-    """What the layers of one transformer know about the forward pass that is under way."""
+    """What the layers of one transformer know about the current forward pass."""
 
     family: Family
     tracker: Tracker
     video: int = 0  # tokens
-    layout: Any = None  # what the family must know of it beside that
+    layout: Any = None  # what else the family must know about it
     grid: Grid | None = None
     active: bool = True  # False after remove()
 
 
 class Layer:
-    """`backend` is the dense backend that the user chose for it (None: the default of diffusers)."""
+    """One layer. `backend` is the dense backend that the user chose for it (None: the default of
+    diffusers)."""
 
     def __init__(self, host: HostAttention, now: ForwardPass, index: int, name: str, depth: int) -> None:
         self.host = host
@@ -61,7 +62,8 @@ class Layer:
         return out.transpose(1, 2)
 
     def site(self, queries: int | None = None, keys: int | None = None) -> Site:
-        """Where a call with so many queries and keys stands; without them, no token is called text."""
+        """Where a call with that many queries and keys belongs; without these numbers, no token counts as
+        text."""
         tracker = self.now.tracker
         text_queries, text_keys = ((), ()) if queries is None or keys is None else self._text(queries, keys)
         return Site(
@@ -80,7 +82,7 @@ class Layer:
     def dense(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
     ) -> Tensor:
-        """As diffusers computes it.  # [B, Nq, H, D]"""
+        """Dense attention as diffusers computes it.  # [B, Nq, H, D]"""
         if mask is not None and self.now.family.dense_per_sample:
             out = torch.zeros_like(q)
             for sample, valid in enumerate(mask.flatten(1)):
@@ -102,7 +104,7 @@ class Layer:
         )  # fmt: skip
 
     def leave_dense(self, q: Tensor, k: Tensor, v: Tensor, *more: Any, why: str = MORE_ARGUMENTS) -> Tensor:
-        """A call with arguments that Residua does not take; the arguments of dispatch_attention_fn."""
+        """A dense call with arguments that Residua does not take: those of dispatch_attention_fn."""
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
         out = self.host.call(

@@ -1,4 +1,4 @@
-"""The attention processors of an accelerated transformer, tagged and put back."""
+"""Tags the attention processors of an accelerated transformer and restores them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .layer import Layer
 
 
 class TaggedProcessor:
-    """The processor of one self-attention module. What is tagged is always a copy of our own: diffusers
-    may share one processor between layers, cross-attention included."""
+    """The processor of one self-attention module. We always tag a copy, because diffusers may share one
+    processor between layers, cross-attention included."""
 
     def __init__(self, module: Any, layer: Layer) -> None:
         self.module = module
         self.layer = layer
         self.original: Any = None
         self.mine: Any = None
-        self._rebound: Any = None  # the module of the processor, while its dispatch is rebound
+        self._rebound: Any = None  # the processor's module while its dispatch is rebound
 
     def install(self) -> None:
         found = self.module.processor
-        # After unfuse_qkv_projections, diffusers hands back a processor that was ours before.
+        # After unfuse_qkv_projections, diffusers restores a processor that was ours before.
         original = getattr(found, "_residua_original", found)
         family, name = self.layer.now.family, type(original).__name__
         mine = family.processor(name, original)
@@ -48,7 +48,7 @@ class TaggedProcessor:
             self._rebound = module
 
     def refresh(self) -> None:
-        """Follows set_attention_backend, set_attn_processor and fuse_qkv_projections."""
+        """Follows calls of set_attention_backend, set_attn_processor and fuse_qkv_projections."""
         if self.module.processor is not self.mine:
             self.install()
         backend = self.mine._attention_backend
@@ -66,7 +66,7 @@ class TaggedProcessor:
             unbind(self._rebound)
 
     def _carry_over(self) -> None:
-        """What the user set while we were there stays set."""
+        """Keeps what the user set while Residua was attached."""
         backend = self.mine._attention_backend
         changed = {
             "_attention_backend": self.layer.backend if isinstance(backend, LayerTag) else backend,

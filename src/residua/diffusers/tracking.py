@@ -1,4 +1,4 @@
-"""Where the denoising loop stands: which run, which step, which guidance branch."""
+"""Tracks the denoising loop: which run, which step, which guidance branch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ logger = logging.getLogger("residua.diffusers")
 
 
 class Offset:
-    """Where in the schedule the run began, shared by the transformers of a pipeline: the second one of Wan2.2
-    never sees the beginning."""
+    """Where in the schedule the run began. Shared by the transformers of a pipeline, because the second one
+    of Wan2.2 never sees the beginning."""
 
     def __init__(self) -> None:
         self._schedule: Any = None
@@ -25,12 +25,12 @@ class Offset:
         self._schedule, self._steps = schedule, steps
 
     def of(self, schedule: Any) -> int | None:
-        """Steps of this schedule that the run skipped; None if nobody saw it begin."""
+        """Steps of this schedule that the run skipped; None if its beginning was not seen."""
         return self._steps if schedule is not None and self._schedule is schedule else None
 
 
 class Tracker:
-    """Follows one transformer. `advance` is called before each forward pass, `enter` and `leave` by the
+    """Tracks one transformer. `advance` is called before each forward pass, `enter` and `leave` by the
     model's `cache_context`. `runs` counts the runs that began."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Tracker:
         self._shared = offset or Offset()
         self.runs = 0
         self._context: tuple[str, dict[str, Any]] | None = None
-        self._stands_still = False  # the scheduler, while another one drives the transformer
+        self._stands_still = False  # our scheduler, while another one drives the transformer
         self._schedule: Any = None
         self.forget()
 
@@ -50,11 +50,11 @@ class Tracker:
         self.step = -1
         self.branch = ""
         self._calls = 0  # forward passes in this step
-        self._named: set[str] = set()  # branches that the step has had
+        self._named: set[str] = set()  # branches that ran in this step
         self._timestep: Any = None  # of the previous forward pass
         self._index: int | None = None  # of the scheduler, at the previous forward pass
         self._changes = 0
-        self._counted = False  # whether the last step was told by changes of the timestep
+        self._counted = False  # whether the last step was found by changes of the timestep
 
     def enter(self, name: str, info: dict[str, Any]) -> None:
         self._context = (name, info)
@@ -63,9 +63,9 @@ class Tracker:
         self._context = None
 
     def advance(self, timestep: Any) -> None:
-        """Places the coming forward pass."""
+        """Determines step and branch of the coming forward pass."""
         schedule = getattr(self._scheduler(), "timesteps", None)
-        # set_timesteps makes a new tensor; holding the old one keeps its identity from being reused.
+        # set_timesteps makes a new tensor; holding the old one prevents its id from being reused.
         if schedule is not self._schedule:
             self._stands_still = False
             self._begin(schedule)
@@ -107,7 +107,7 @@ class Tracker:
         return max(0, int(index) - self._offset())
 
     def _moved_without(self, timestep: Any) -> bool:
-        """Whether the timestep changed although the scheduler did not. Looked at only when a branch comes a
+        """Whether the timestep changed although the scheduler did not. Only checked when a branch comes a
         second time in a step, because it waits for the device."""
         again = self._context[0] in self._named if self._context else self._calls >= 0
         if not again or timestep is None or self._timestep is None:
@@ -121,13 +121,13 @@ class Tracker:
             "the scheduler does not move while the transformer runs: steps are counted from the timesteps. "
             "If another scheduler drives it, pass that one as scheduler="
         )
-        self.step, self._changes = 0, 0  # what came before was the first step
+        self.step, self._changes = 0, 0  # everything before was the first step
         self._timestep = torch.as_tensor(self._timestep).detach().clone()
         return self._count(timestep)
 
     def _count(self, timestep: Any) -> int:
-        """The step, from how often the timestep changed: for schedulers that do not say it, and before
-        their first step. Reads the timestep, which waits for the device once per forward pass."""
+        """The step, counted by changes of the timestep: for schedulers without a step index, and before their
+        first step. Waits for the device once per forward pass."""
         if timestep is None:
             raise IntegrationError(
                 "cannot tell the denoising step: the transformer got no timestep and no scheduler is known; "
@@ -138,13 +138,17 @@ class Tracker:
         if before is None or (before.shape == now.shape and torch.equal(before, now)):
             return self._changes
         if _noise_rises(before, now):
-            return -1  # noise only falls within a run
+            return -1  # within a run the noise only falls
         self._changes += 1
         return self._changes
 
     def _offset(self) -> int:
         told = self._shared.of(self._schedule)
         return int(getattr(self._scheduler(), "begin_index", None) or 0) if told is None else told
+
+    def in_run_of(self, other: Tracker) -> bool:
+        """Whether this transformer has run in the present run of another one of its pipeline."""
+        return self._schedule is not None and self._schedule is other._schedule
 
     def total_steps(self) -> int | None:
         """How many steps the run has, or None if nothing says so."""
@@ -157,8 +161,8 @@ class Tracker:
 
 
 def _noise_rises(before: torch.Tensor, now: torch.Tensor) -> bool:
-    """Whether the noise went up for all frames at once. Diffusion forcing has a level for each frame, and
-    those of new frames are higher."""
+    """Whether the noise went up for all frames at once. Diffusion forcing has a level per frame, and those of
+    new frames are higher."""
     if not before.numel() or not now.numel():
         return False
     even = bool((before == before.flatten()[0]).all()) and bool((now == now.flatten()[0]).all())

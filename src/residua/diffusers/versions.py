@@ -1,4 +1,4 @@
-"""Which diffusers Residua can attach to, and the inside parts of it that must be there."""
+"""Which versions of diffusers Residua supports, and the internal parts of it that must exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import IntegrationError
 logger = logging.getLogger("residua.diffusers")
 _warned: set[str] = set()  # versions
 
-OLDEST, NEWEST = (0, 36), (0, 42)  # that the tests run with
+OLDEST, NEWEST = (0, 36), (0, 42)  # the versions that the tests run with
 DISPATCH = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 DISPATCH_KEYWORDS = ("attention_kwargs", "backend", "parallel_config")
 
@@ -31,8 +31,8 @@ def require_diffusers() -> Any:
 
 
 def check_version(version: str) -> None:
-    """Refuses what is known to be too old. A newer version than those tested is tried with a warning: what
-    Residua needs of it is looked at by `check_parts`, and each processor when it is attached."""
+    """Refuses versions that are known to be too old. A newer version than those tested only gives a warning:
+    `check_parts` checks what Residua needs of it, and each processor is checked when it is attached."""
     found = re.match(r"(\d+)\.(\d+)", version)
     release = None if found is None else (int(found[1]), int(found[2]))
     if release is not None and release < OLDEST:
@@ -47,7 +47,7 @@ def check_version(version: str) -> None:
 
 
 def check_parts() -> None:
-    """Refuses a diffusers whose dispatcher is not the one that Residua was written against."""
+    """Refuses a diffusers whose dispatcher differs from the one that Residua was written for."""
     import diffusers
     from diffusers.models import attention_dispatch
 

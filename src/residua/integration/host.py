@@ -1,8 +1,8 @@
-"""The one place where a host's attention call becomes sparse or stays dense.
+"""The one place where a host's attention call is made sparse or left dense.
 
-A host (diffusers, ComfyUI, a server) makes one `HostAttention` per transformer and hands it every
-self-attention call with a `Site` that says where the call stands. State, dense reasons, counting and the
-report live here, once for all hosts.
+A host (diffusers, ComfyUI, a server) makes one `HostAttention` per transformer and gives it every
+self-attention call with a `Site` that says where the call belongs. State, dense reasons, counting and the
+report are here, once for all hosts.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class HostAttention:
 
     Args:
         settings: How it is accelerated; see `make_settings`.
-        layers: Names of the self-attention layers, where the host knows them before the first call.
-        depths: The place of each of `layers` from the input on; None: as they are listed.
+        layers: Names of the self-attention layers, if the host knows them before the first call.
+        depths: The position of each of `layers`, counted from the input; None: as they are listed.
         name: What the report calls the transformer.
         model: Its class, for the report.
         family: The model family, for the report.
@@ -58,6 +58,9 @@ class HostAttention:
         unsupported: What happens to a call that no backend takes: "stop" raises, "dense" counts it as dense.
         on_error: What happens when the sparse call itself fails: "stop" raises, "dense" logs a warning and
             computes it dense.
+        lend: Whether the first call of a guidance branch starts from the groups of another branch of its
+            layer. Not for hosts that do not always run their branches in the same order: results would
+            depend on it.
 
     Not safe for two threads at once.
     """
@@ -75,25 +78,29 @@ class HostAttention:
         profile: bool = False,
         unsupported: Answer = "stop",
         on_error: Answer = "stop",
+        lend: bool = False,
     ) -> None:
         self.settings = settings
         self.name, self.model, self.family, self.preset = name, model, family, preset
         self.profile = profile
         self.unsupported, self.on_error = unsupported, on_error
         self.log = CallLog(layers)
-        self.dense: Counter[Why] = Counter()  # dense calls, with the numbers that decided
+        self.dense: Counter[Why] = Counter()  # dense calls by reason, with the numbers that decided
         self.grids: set[Grid] = set()
         self.runs = 0
         self.min_tokens = settings.min_tokens  # None until a call shows the device
         self.state_bytes = 0  # the most that was carried from step to step
-        self._depth = _depth(layers, depths)  # how many layers deep the transformer is; None: unknown
+        self._depth = _depth(layers, depths)  # number of layers from input to output; None: unknown
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
         self._method = find_method(settings.method or DEFAULT)
         self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
-        self._budget = SharedBudget()  # of all layers and branches of a run
+        # the paper's method, which clusters in every call, only starts from its own groups
+        self._lend = lend and settings.config.regroup_every > 1
+        self.lenders: tuple[HostAttention, ...] = ()  # other transformers of the same run
+        self._budget = SharedBudget()  # shared by all layers and branches of a run
         self._padding = PaddingReader()
         self._watch = RunWatch(name)
-        self._warnings: list[str] = []  # of the runs before
+        self._warnings: list[str] = []  # of earlier runs
         self._run: Hashable = _NO_RUN
         self._step = 0
 
@@ -115,11 +122,11 @@ class HostAttention:
             q: [B, H, Nq, D], after the rotary embedding.
             k: [B, Hkv, Nk, D].
             v: [B, Hkv, Nk, Dv].
-            site: Where the call stands.
+            site: Where the call belongs.
             dense: Computes the call as the host would without Residua, [B, H, Nq, Dv].
             mask: The host's attention mask. Boolean key padding ([B, Nk] or [B, 1, 1, Nk], True = valid) is
                 understood; with any other mask the call stays dense.
-            scale: Of the products; None: 1 / sqrt(D).
+            scale: Factor of the products; None: 1 / sqrt(D).
             why_dense: The host's own reason to leave this call dense, if it has one.
 
         Returns:
@@ -132,7 +139,7 @@ class HostAttention:
         try:
             return self._sparse(q, k, v, site, mask, scale)
         except BaseException as error:
-            self.drop_states()  # half-updated centres must not warm-start a later call
+            self.drop_states()  # half-updated centres must not start a later call
             if self.on_error == "stop" or not isinstance(error, Exception):
                 raise
             self._watch.warn(
@@ -142,7 +149,7 @@ class HostAttention:
             return self._dense(q, k, site, dense, Why(FAILED, f"{type(error).__name__}: {error}"))
 
     def reset(self) -> None:
-        """Ends the run: what is carried between steps is dropped, and the next call begins a new one."""
+        """Ends the run: drops what is carried between steps; the next call begins a new run."""
         if self._run is not _NO_RUN:
             self._finish_run()
         self._run = _NO_RUN
@@ -169,7 +176,7 @@ class HostAttention:
         self._watch = RunWatch(self.name)
 
     def read(self) -> None:
-        """Reads receipts and timers, and says once per run what the user should know; waits for the
+        """Reads receipts and timers, and logs once per run what the user should know; waits for the
         device."""
         self.state_bytes = max(self.state_bytes, sum(state.nbytes for state in self._states.values()))
         self._watch.read(self.log.read_receipts())
@@ -177,7 +184,7 @@ class HostAttention:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the runs since the last `clear` warned about."""
+        """Warnings of the runs since the last `clear`."""
         return tuple(dict.fromkeys([*self._warnings, *self._watch.warnings]))
 
     def _follow(self, site: Site) -> None:
@@ -233,7 +240,7 @@ class HostAttention:
         share = self.settings.dense_steps
         if isinstance(share, float) and share > 0.0 and site.steps is None:
             raise IntegrationError(
-                f"dense_steps={share} is a share of the steps, and nothing says how many there are; "
+                f"dense_steps={share} is a share of the steps, but their number is unknown; "
                 "accelerate the pipeline, or pass scheduler= or steps=, or a whole number of dense_steps"
             )
         return part_of(share, site.steps or 0)
@@ -283,7 +290,8 @@ class HostAttention:
         for number, branch in enumerate(parts):
             rows = slice(number * size, (number + 1) * size)
             part = None if valid is None else valid[rows]
-            # With several branches in the batch each has padding of its own, and no mask to know it by.
+            # With several branches in the batch each has its own padding, so the whole batch's mask does not
+            # identify it.
             known_by = mask if len(parts) == 1 and mask is not None else part
             outputs.append(self._sparse_part(q[rows], k[rows], v[rows], site, branch, part, known_by, scale))
         return outputs[0] if len(parts) == 1 else torch.cat(outputs)
@@ -292,8 +300,8 @@ class HostAttention:
         self, q: Tensor, k: Tensor, v: Tensor, site: Site, branch: str, valid: Tensor | None,
         known_by: Tensor | None, scale: float | None,
     ) -> Tensor:  # fmt: skip
-        """One guidance branch: each has a state of its own, whether it comes alone or in a batch."""
-        state = self._states.setdefault((site.layer, branch), self._method.new_state(self._budget))
+        """One guidance branch: each has its own state, whether it comes alone or in a batch."""
+        state = self._state(site.layer, branch)
         tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
         with tally.sparse_call(q, k) as record:
             compact = (
@@ -313,6 +321,23 @@ class HostAttention:
             record(receipt)
         self._watch.sparse_call(receipt.backend, q.device, self.settings.config.backend)
         return out
+
+    def _state(self, layer: int, branch: str) -> Any:
+        """What this layer carries in this branch; a new one may start from what another carries."""
+        if (layer, branch) not in self._states:
+            state = self._method.new_state(self._budget)
+            if self._lend:
+                for lender in (self, *self.lenders):
+                    branches = lender.branches_of(layer)
+                    if branches:
+                        self._method.lend(state, branches.get(branch, next(iter(branches.values()))))
+                        break
+            self._states[layer, branch] = state
+        return self._states[layer, branch]
+
+    def branches_of(self, layer: int) -> dict[str, Any]:
+        """What a layer carries, by guidance branch."""
+        return {branch: state for (number, branch), state in self._states.items() if number == layer}
 
     def settings_dict(self) -> dict[str, Any]:
         """The settings as plain values, with the `min_tokens` that was used."""

@@ -1,5 +1,5 @@
-"""What the attention calls of a host did: calls, pairs, error estimates and time, without making the device
-wait."""
+"""Records what the attention calls of a host did: calls, pairs, error estimates and time, without waiting for
+the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Numbers that differ from call to call: without them, equal notes are counted together.
+# Numbers that differ from call to call: notes that are otherwise equal are counted together.
 _MEASURED = re.compile(r"\d+\.\d{4,}|\b\d+(?= of \d+ heads)")
 PAIRS = ("routed", "probe", "pinned", "exact", "total", "possible")
 NOT_FINITE = "the error estimate is not finite: NaN or Inf in the model's tensors"
@@ -43,7 +43,7 @@ class CallTimer:
             self._seconds += time.perf_counter() - began
 
     def seconds(self) -> float:
-        """All of it so far; on CUDA this waits for the last call."""
+        """The total so far; on CUDA this waits for the last call."""
         events, self._events = self._events, []
         for start, stop in events:
             stop.synchronize()
@@ -52,21 +52,21 @@ class CallTimer:
 
 
 class Tally:
-    """The calls of one layer in one branch and step. Receipts are kept as they come and read in
-    `read_receipts`: reading one may wait for the device."""
+    """The calls of one layer in one branch and step. Receipts are collected unread, because reading one may
+    wait for the device; `read_receipts` reads them."""
 
     def __init__(self) -> None:
         self.sparse = 0
         self.warm = 0
-        self.reused = 0.0  # warm calls that kept their groups, by the share of their heads
+        self.reused = 0.0  # warm calls that kept their groups, weighted by the share of their heads
         self.dense: Counter[str] = Counter()  # reason -> calls
         self.dense_pairs = 0
-        self.sparse_pairs = 0  # that the sparse calls would have evaluated dense, padding included
+        self.sparse_pairs = 0  # pairs that the sparse calls would have evaluated if dense, padding included
         self.pairs: Counter[str] = Counter()
-        self.beside: Counter[str] = Counter()  # work beside the pairs, in pair equivalents
-        self.chosen: Counter[str] = Counter()  # what the heads chose, over heads and calls
+        self.beside: Counter[str] = Counter()  # work other than pairs, in pair equivalents
+        self.chosen: Counter[str] = Counter()  # choices of the heads, over heads and calls
         self.flops = 0  # of the sparse calls
-        self.stages: Counter[str] = Counter()  # seconds, where the calls were profiled
+        self.stages: Counter[str] = Counter()  # seconds, if the calls were profiled
         self.errors: list[float] = []
         self.shapes: Counter[Shape] = Counter()
         self.backends: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class Tally:
         self.shapes[tuple(q.shape), tuple(k.shape)] += 1
 
     def read_receipts(self) -> list[Any]:
-        """Adds up the receipts that came since the last time, and returns them."""
+        """Adds up the receipts that are new since the last time, and returns them."""
         receipts, self._receipts = self._receipts, []
         for receipt in receipts:
             self.warm += bool(receipt.warm)
@@ -114,7 +114,7 @@ class Tally:
 
 
 class Key(NamedTuple):
-    """Which calls a tally counts; the report adds tallies up along any of these."""
+    """Which calls a tally counts; the report can sum tallies along any of these."""
 
     layer: int
     branch: str
@@ -138,7 +138,7 @@ class CallLog:
         return self.tallies.setdefault(Key(layer, branch, step), Tally())
 
     def read_receipts(self) -> list[Any]:
-        """Reads what the device has ready for all tallies: receipts, and the events that time calls."""
+        """Reads receipts and timing events of all tallies."""
         found = [receipt for tally in self.tallies.values() for receipt in tally.read_receipts()]
         for tally in self.tallies.values():
             tally.sparse_timer.seconds()

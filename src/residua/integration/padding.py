@@ -1,4 +1,4 @@
-"""Padding in joint attention: tokens that no sample of the batch uses are left out of a sparse call."""
+"""Padding in joint attention: leaves tokens that no sample of the batch uses out of a sparse call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .site import Ranges
 
 @dataclass(frozen=True)
 class Compact:
-    """A call without the tokens whose own key is padding in every sample: their rows are nobody's output, and
-    computing them exactly, as text, would cost the budget of the video."""
+    """A call without the tokens whose own key is padding in every sample: nobody reads their rows, and
+    computing them exactly, as text, would use up the budget of the video."""
 
     kept: Rows
     total: int
@@ -23,12 +23,13 @@ class Compact:
         return self.kept.take(x, dim)
 
     def ranges(self, ranges: Ranges) -> Ranges:
-        """Where ranges of tokens lie among those that are kept."""
+        """Where ranges of tokens lie among the kept tokens."""
         moved = ((self._before(start), self._before(stop)) for start, stop in ranges)
         return tuple((start, stop) for start, stop in moved if stop > start)
 
     def put_back(self, out: Tensor) -> Tensor:
-        """The output [B, H, kept, D] at its places, zeros where tokens were left out.  # [B, H, N, D]"""
+        """The output [B, H, kept, D] at its original positions, zeros where tokens were left out.  # [B, H,
+        N, D]"""
         whole = out.new_zeros(*out.shape[:2], self.total, out.shape[-1])
         done = 0
         for start, stop in self.kept.ranges:
@@ -42,7 +43,7 @@ class Compact:
 
 class PaddingReader:
     """Finds the tokens that are valid in any sample. Reading a mask waits for the device, and the layers of a
-    forward pass share one mask, so the last one is remembered."""
+    forward pass share one mask, so the last result is remembered."""
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, int, Rows] | None = None
@@ -54,9 +55,9 @@ class PaddingReader:
         """How to leave padding out of a call, or None if there is nothing to leave out.
 
         Args:
-            mask: The host's mask, by which it is recognised.
+            mask: The host's mask, which identifies the result.
             valid: The same as [B, Nk].
-            queries: Nq; where it is not Nk, a query has no key of its own.
+            queries: Nq; if it differs from Nk, a query has no key of its own.
         """
         if queries != valid.shape[1]:
             return None
@@ -67,7 +68,7 @@ class PaddingReader:
 
 
 def changes(x: Tensor) -> int:
-    """How often a tensor was changed in place; tensors of inference mode do not count it."""
+    """How often a tensor was changed in place; 0 for tensors of inference mode, which do not count."""
     return 0 if x.is_inference() else x._version
 
 

@@ -58,7 +58,7 @@ def report_page(report: Report) -> str:
 
 
 def report_fragment(report: Report) -> str:
-    """What a notebook shows for a report. Every text from the model or the host is escaped."""
+    """The HTML that a notebook shows for a report. Every text from the model or the host is escaped."""
     parts = [f'<p class="headline">{escape(headline(report))}</p>']
     parts += [f'<p class="warning">{escape(line)}</p>' for line in other_warnings(report)]
     for transformer in report.transformers:

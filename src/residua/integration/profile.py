@@ -1,9 +1,9 @@
-"""A profile: the settings that `residua tune` found for a model, with what they were found on, as TOML.
+"""A profile: the settings that `residua tune` found for a model, with their evidence, as TOML.
 
 [residua]    settings of the method, as in any TOML file of `Config.from_toml`
-[run]        dense first steps and layers, fewest tokens of a sparse call
-[model]      what it was made for; another model is refused
-[evidence]   target, prompts, what was tried, versions: for people, read and never used
+[run]        dense first steps and layers, least tokens of a sparse call
+[model]      the model it was made for; another model is refused
+[evidence]   target, prompts, what was tried, versions: for readers, never used
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ MODEL = {"name": str, "transformers": list, "layers": int, "head_dim": int}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What tells one model from another.
+    """What identifies a model.
 
     Args:
-        name: As the user called it; for people.
+        name: As the user named it; for readers.
         transformers: Class names, in the order of the pipeline.
         layers: Self-attention layers of all of them.
         head_dim: D, if the model's config says it.
@@ -56,11 +56,11 @@ class Profile:
 
     Args:
         config: How a sparse call is approximated.
-        model: What it was made for.
+        model: The model that it was made for.
         dense_steps: First steps that stay dense; None: as `accelerate` does by default.
-        dense_layers: First layers, likewise.
-        min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
-        evidence: Plain values, for people.
+        dense_layers: First layers that stay dense; None: as above.
+        min_tokens: Calls with fewer video tokens stay dense; None: depends on the device.
+        evidence: Plain values, for readers.
     """
 
     config: Config
@@ -71,7 +71,7 @@ class Profile:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def check_model(self, found: ModelFacts, source: str) -> None:
-        """Refuses another kind of transformer; warns of the same kind in another size.
+        """Refuses another kind of transformer; warns about the same kind in another size.
 
         Args:
             found: The model that is to be accelerated.
@@ -92,7 +92,7 @@ class Profile:
             )  # fmt: skip
 
     def to_toml(self) -> str:
-        """The file, with only those settings of the method that differ from the default."""
+        """The file, with only the settings of the method that differ from the default."""
         default = Config().to_dict()
         settings = {name: value for name, value in self.config.to_dict().items() if value != default[name]}
         run = {name: getattr(self, name) for name in RUN}
@@ -172,7 +172,7 @@ def _only(path: Path, prefix: str, table: Mapping[str, Any], known: Sequence[str
 
 
 def _table(name: str, values: Mapping[str, Any]) -> list[str]:
-    """A table; what is None is left out, and a list of dicts has one entry a line."""
+    """A table; None values are left out, and a list of dicts has one entry per line."""
     lines = ["", f"[{name}]"]
     return lines + [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
 
@@ -181,7 +181,7 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (int, float)):
-        return repr(value)  # `inf` and `nan` are TOML too
+        return repr(value)  # `inf` and `nan` are valid TOML
     if isinstance(value, Mapping):
         inside = (f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
         return "{ " + ", ".join(inside) + " }"
@@ -200,6 +200,6 @@ def _key(name: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A JSON string is one of TOML but for DEL, and for halves of characters that no file can hold."""
+    """A TOML string: JSON's, except for DEL and for lone surrogates, which no file can hold."""
     clean = text.encode("utf-8", "replace").decode("utf-8")
     return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")

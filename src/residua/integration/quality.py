@@ -1,4 +1,4 @@
-"""How close a sparse video stays to the dense one, in words: each a budget with a guard."""
+"""The named qualities: each is a budget with an error bound for single heads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Quality:
     spend more than its part, and runs dense if that is not enough.
 
     Args:
-        name: The word for it.
+        name: Its name.
         density: What a run may cost, as a share of dense attention.
         max_error: The bound on the estimated error of every head.
-        meaning: What to expect.
+        meaning: What to expect from it.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Quality:
     meaning: str
 
     def config(self) -> Config:
-        """The settings behind the word."""
+        """The settings that the name stands for."""
         return Config(density=self.density, balance=True, max_error=self.max_error)
 
 

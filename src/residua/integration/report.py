@@ -26,22 +26,22 @@ class ReportRow:
     """The calls of one layer, step or branch, or the sum of many.
 
     `density` is that of the sparse calls, evaluated over possible pairs; `cost` is their share of dense
-    attention with everything beside the pairs (probes, router, summary); `density_with_dense` counts the
-    dense calls too. `error` is the mean of what the probe rows estimate."""
+    attention including all other work (probes, router, summary); `density_with_dense` counts the dense calls
+    too. `error` is the mean of the estimates from probe rows."""
 
     name: str
     sparse: int
     warm: int
-    reused: float  # warm calls that kept their groups, by the share of their heads
+    reused: float  # warm calls that kept their groups, weighted by the share of their heads
     dense: dict[str, int]  # reason -> calls
     density: float | None
     cost: float | None
     density_with_dense: float | None
     error: float | None
     pairs: dict[str, int]
-    beside: dict[str, float]  # work beside the pairs, in pair equivalents
-    chosen: dict[str, int]  # what the heads chose -> how many, over heads and calls
-    dense_heads: int  # of these, how many ran dense because max_error asked for it
+    beside: dict[str, float]  # work other than pairs, in pair equivalents
+    chosen: dict[str, int]  # choices of the heads -> how many, over heads and calls
+    dense_heads: int  # heads that ran dense because of max_error
     dense_pairs: int
     flops: int  # of the sparse calls, routing included
     stages: dict[str, float]  # seconds of the sparse calls; empty unless profiled
@@ -62,7 +62,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class TransformerReport:
-    """One transformer: what was asked for, and its calls by layer, by step and by branch."""
+    """One transformer: its settings, and its calls by layer, by step and by branch."""
 
     name: str
     model: str
@@ -79,11 +79,12 @@ class TransformerReport:
 
 @dataclass(frozen=True)
 class Saving:
-    """What the sparse calls saved, against dense calls of the same shape that were timed in the same runs."""
+    """What the sparse calls saved, compared with dense calls of the same shape that were timed in the same
+    runs."""
 
     compared_with: int  # dense calls
-    dense_seconds: float  # that the sparse calls would have taken
-    sparse_seconds: float  # that they took
+    dense_seconds: float  # what the sparse calls would have taken
+    sparse_seconds: float  # what they took
 
     @property
     def seconds(self) -> float:
@@ -96,8 +97,8 @@ class Saving:
 
 @dataclass(frozen=True)
 class Report:
-    """`print(report)` shows a headline and a table, a notebook shows it as HTML, `to_json()` carries
-    everything, `save("report.html")` writes a page."""
+    """`print(report)` shows a headline and a table, a notebook shows HTML, `to_json()` contains everything,
+    `save("report.html")` writes a page."""
 
     transformers: tuple[TransformerReport, ...]
     total: ReportRow
@@ -112,7 +113,7 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """The first thing to know, in one or two sentences."""
+        """The most important facts in one or two sentences."""
         from .table import headline
 
         return headline(self)
@@ -170,7 +171,7 @@ def make_report(hosts: Sequence[HostAttention], notes: Iterable[str] = ()) -> Re
 
     Args:
         hosts: One per transformer.
-        notes: More sentences to end the report with.
+        notes: Sentences to add at the end of the report.
     """
     for host in hosts:
         host.read()
@@ -266,14 +267,14 @@ def _added(counters: Iterable[Counter[Any]]) -> Counter[Any]:
 
 
 def _saving(tallies: Sequence[Tally]) -> Saving | None:
-    """Compares with dense calls whose tokens are those of the sparse calls; None if there are none."""
+    """Compares with dense calls that have the tokens of the sparse calls; None if there are none."""
     sparse = [tally for tally in tallies if tally.sparse]
     lengths = {_lengths(tally) for tally in sparse}
     dense = [tally for tally in tallies if not tally.sparse and tally.dense and _lengths(tally) in lengths]
     seconds = sum(tally.sparse_timer.seconds() for tally in sparse)
     if not dense or seconds <= 0.0:
         return None
-    # The median: first calls may also load kernels.
+    # The median, because first calls may also load kernels.
     per_pair = statistics.median(tally.dense_timer.seconds() / tally.dense_pairs for tally in dense)
     pairs = sum(tally.sparse_pairs for tally in sparse)
     return Saving(sum(sum(tally.dense.values()) for tally in dense), per_pair * pairs, seconds)

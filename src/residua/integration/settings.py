@@ -1,4 +1,4 @@
-"""What the user of a host asked for, checked once."""
+"""Checks what the user of a host asked for."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..errors import InputError
 from ..methods import find_method
 from .quality import DEFAULT_QUALITY, find_quality
 
-# Below this, grouping and routing cost more than the skipped pairs save.
+# With fewer tokens, grouping and routing cost more than the skipped pairs save.
 MIN_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings that suit a model family. A whole number counts steps or layers, a fraction is a share of
+    """Settings for a model family. A whole number is a count of steps or layers, a fraction a share of
     them."""
 
     density: float
@@ -36,12 +36,12 @@ class Settings:
 
     Args:
         config: How a sparse call is approximated.
-        dense_steps: First steps that stay dense: a whole number counts them, a fraction is a share.
-        dense_layers: First layers that stay dense, likewise.
+        dense_steps: First steps that stay dense: a whole number is a count, a fraction a share.
+        dense_layers: First layers that stay dense, in the same form.
         layers: The layers that may be sparse, by number or (wild-card) name; None: all.
-        min_tokens: Calls with fewer video tokens stay dense; None: what suits the device.
-        quality: The name that the config was asked for by, if it was.
-        method: Who answers the sparse calls, by name (`residua.methods`); None: Residua, as the config says.
+        min_tokens: Calls with fewer video tokens stay dense; None: depends on the device.
+        quality: The name of the quality that was asked for, if any.
+        method: The method of the sparse calls by name (`residua.methods`); None: Residua, as the config says.
     """
 
     config: Config
@@ -65,8 +65,8 @@ class Settings:
 
 
 def min_tokens_for(device: torch.device) -> int:
-    """How many video tokens a call needs on this device before sparse attention saves time. For a GPU it is
-    what the static cost model says about it; nothing of that was measured."""
+    """How many video tokens a call needs on this device before sparse attention saves time. For a GPU this is
+    an estimate of the static cost model, not a measurement."""
     if device.type != "cuda":
         return MIN_TOKENS
     from ..bench.static.stored import break_even, nearest_gpu
@@ -86,12 +86,12 @@ def make_settings(
     quality: str | None = None,
     method: str | None = None,
 ) -> Settings:
-    """What the user asked for, checked. Without `density`, `config`, `quality` and `method` it is the default
-    quality. First steps and layers stay dense by the preset of the model family only for the paper's method
-    and the methods of others; Residua finds out by its estimate what must be dense.
+    """Checks what the user asked for. Without `density`, `config`, `quality` and `method` it is the default
+    quality. Only the paper's method and the methods of others keep the first steps and layers of the family's
+    preset dense; Residua decides by its error estimate.
 
     Returns:
-        The settings; `InputError` names an argument that is not what is wanted.
+        The settings; `InputError` names an argument that is not valid.
     """
     if density is None and config is None and quality is None and method is None:
         quality = DEFAULT_QUALITY
@@ -154,7 +154,7 @@ def chosen_layers(selection: tuple[int | str, ...] | None, names: list[str]) -> 
 
 
 def check_share(name: str, value: Any) -> float:
-    """First steps or layers: a count, or a share of them."""
+    """Checks a number of first steps or layers: a count, or a share."""
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not whole and not (isinstance(value, float) and 0.0 <= value <= 1.0):
         raise InputError(f"{name}={value!r}: wanted a whole number, or a share from 0.0 to 1.0")
@@ -162,7 +162,7 @@ def check_share(name: str, value: Any) -> float:
 
 
 def check_count(name: str, value: Any) -> int:
-    """A whole number from 0."""
+    """Checks a whole number that is at least 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{name}={value!r}: wanted a whole number of at least 0")
     return value

@@ -1,4 +1,4 @@
-"""Where one attention call of a host stands: which layer, branch, step and run, and which tokens are text."""
+"""Where an attention call of a host belongs: layer, branch, step and run, and which tokens are text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Site:
     """What a host knows about one self-attention call.
 
     Args:
-        layer: The layer's number; with `branch` it finds the state that is carried from step to step.
-        step: The denoising step, from 0. A step that goes back begins a new run.
+        layer: The layer's number; with `branch` it identifies the state that is carried from step to step.
+        step: The denoising step, from 0. A smaller number than before begins a new run.
         steps: How many steps the run has; None if the host cannot tell.
         branch: The guidance branch ("cond", "uncond"). A tuple of names says that the batch holds several
             branches, in equal parts, in this order.
-        run: Anything that differs from one run (one video) to the next.
+        run: Any value that differs from one run (one video) to the next.
         grid: Frames, height and width of the video in tokens; None if unknown. Only reported.
         text_queries: Query rows that are not video, as (start, stop) pairs: they are computed exactly.
         text_keys: Keys that are not video: every query keeps them.
-        depth: The layer's place from the input on, for `dense_layers`; None: the same as `layer`.
+        depth: The layer's position from the input, for `dense_layers`; None: the same as `layer`.
         name: The layer's name in the report; empty: "layer N".
     """
 
@@ -50,7 +50,7 @@ class Site:
 
     @property
     def place(self) -> int:
-        """The layer's place from the input on."""
+        """The layer's position from the input."""
         return self.layer if self.depth is None else self.depth
 
     @property
@@ -62,7 +62,7 @@ class Site:
         return queries - sum(stop - start for start, stop in self.text_queries)
 
     def check(self, q: Tensor, k: Tensor) -> None:
-        """Raises InputError where the site contradicts the tensors q [B, H, Nq, D] and k [B, Hkv, Nk, D]."""
+        """Raises InputError if the site contradicts the tensors q [B, H, Nq, D] and k [B, Hkv, Nk, D]."""
         if q.shape[0] % len(self.branches):
             raise InputError(
                 f"{self.label}: a batch of {q.shape[0]} for {len(self.branches)} branches {self.branches}; "
@@ -78,12 +78,13 @@ class Site:
 
 
 def around(start: int, stop: int, total: int) -> Ranges:
-    """What lies before and after the video tokens `start` to `stop` of `total`: the text."""
+    """The ranges before and after the video tokens `start` to `stop` of `total`: the text."""
     return tuple((low, high) for low, high in ((0, start), (stop, total)) if high > low)
 
 
 def key_padding(mask: Tensor, batch: int) -> Tensor | None:
-    """A boolean attention mask as [B, Nk], True where a key is valid; None if it masks more than keys.
+    """A boolean attention mask as [B, Nk], True where a key is valid; None if it differs between heads or
+    queries.
 
     Args:
         mask: [B or 1, Nk] or [B or 1, 1, 1, Nk].

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .report import Report, ReportRow, TransformerReport
 
-LEFT = {"layer": 14, "step": 8, "branch": 10, "dense calls, why": 16}  # columns that may wrap: least width
+LEFT = {
+    "layer": 14,
+    "step": 8,
+    "branch": 10,
+    "dense calls, why": 16,
+}  # least widths of columns that wrap
 COLUMNS = ("cost", "density", "error", "calls", "seconds", "dense calls, why")
 WIDTH = 80
 WORST = 8  # rows of the short form
@@ -65,7 +70,7 @@ def _backends(total: ReportRow) -> str:
 
 
 def rows_shown(report: Report, transformer: TransformerReport) -> tuple[list[ReportRow], int]:
-    """The rows to show of one transformer, and how many measured ones are left out.
+    """The rows to show for one transformer, and how many measured ones are left out.
 
     Rows without a call are not shown. The short form has the layers with the largest error, in their order.
     """
@@ -88,7 +93,7 @@ def title(transformer: TransformerReport) -> str:
 
 
 def cells(row: ReportRow) -> tuple[str, ...]:
-    """A row under `COLUMNS`, its name first."""
+    """The cells of a row in the order of `COLUMNS`, its name first."""
     reasons = [f"{reason} {calls}" for reason, calls in row.dense.items()]
     if row.dense_heads:
         reasons.append(f"max_error {row.dense_heads} heads")
@@ -104,7 +109,7 @@ def cells(row: ReportRow) -> tuple[str, ...]:
 
 
 def footer(report: Report) -> list[str]:
-    """What the columns mean, and what belongs to no row."""
+    """What the columns mean, and notes that belong to no row."""
     total = report.total
     if not total.sparse:
         lines = (
@@ -129,12 +134,12 @@ def footer(report: Report) -> list[str]:
 
 
 def other_warnings(report: Report) -> list[str]:
-    """Warnings that the headline does not say already."""
+    """Warnings that are not in the headline already."""
     return [line for line in report.warnings if not (report.why_dense and line.startswith("nothing ran"))]
 
 
 def report_table(report: Report) -> Any:
-    """The report for rich."""
+    """The report as a rich table."""
     from rich.console import Group
     from rich.text import Text
 
@@ -167,7 +172,7 @@ def _wrapped(line: str) -> str:
 
 
 def _target(settings: dict[str, Any]) -> str:
-    """What was asked for: a density, or an error bound under a density."""
+    """What was asked for: a density, or an error bound with a density."""
     config, name = settings["config"], settings["quality"]
     if config["max_error"] is None:
         return f"target density {config['density']:g}"

@@ -1,4 +1,4 @@
-"""What a user must hear about a run, once: nothing ran sparse, the error is large, the backend is slow."""
+"""What a user must be told about a run, once: nothing ran sparse, the error is large, the backend is slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 logger = logging.getLogger("residua.integration")
 
-LARGE_ERROR = 0.2  # estimated mean relative row error of a run above which its result is doubtful
+LARGE_ERROR = 0.2  # estimated mean relative row error; a run above it has a doubtful result
 MANY_DENSE_HEADS = 0.1  # share of heads that ran dense because of max_error
 
 
@@ -26,8 +26,8 @@ class RunWatch:
     """Follows one run of a host. Warnings go to the logger "residua.integration", each once per run.
 
     Args:
-        name: Of the transformer.
-        before: The watch of the run before; what holds for the whole process is not said again.
+        name: Name of the transformer.
+        before: The watch of the run before; what holds for the whole process is not repeated.
     """
 
     def __init__(self, name: str, before: RunWatch | None = None) -> None:
@@ -41,13 +41,13 @@ class RunWatch:
         self._said: set[str] = {"slow"} & (before._said if before is not None else set())
 
     def dense_call(self, why: Why) -> bool:
-        """Counts a dense call; True for the first one of its reason."""
+        """Counts a dense call; True for the first one with its reason."""
         first = all(why.reason != known.reason for known in self.dense)
         self.dense[why] += 1
         return first
 
     def sparse_call(self, backend: str, device: torch.device, asked: str) -> None:
-        """Counts a sparse call; the slow backend is named at once, not after the run."""
+        """Counts a sparse call; a slow backend is reported at once, not after the run."""
         self.sparse += 1
         if backend == "portable" and device.type == "cpu" and asked == "auto":
             self.warn(
@@ -57,7 +57,7 @@ class RunWatch:
             )
 
     def read(self, receipts: Iterable[Any]) -> None:
-        """Takes in the receipts of the run."""
+        """Adds the receipts of the run."""
         for receipt in receipts:
             if receipt.error is not None:
                 self._errors.append(float(receipt.error))
@@ -65,11 +65,11 @@ class RunWatch:
             self._dense_heads += receipt.chosen.get("dense", 0)
 
     def speak(self) -> None:
-        """Says what is left to say about the run."""
+        """Logs the remaining warnings about the run."""
         if self.dense and not self.sparse:
             self.warn("nothing", nothing_sparse(self.dense))
         error = sum(self._errors) / len(self._errors) if self._errors else 0.0
-        if not error <= LARGE_ERROR:  # NaN too
+        if not error <= LARGE_ERROR:  # also true for NaN
             self.warn(
                 "error",
                 f"the estimated error of attention is {error:.2g}, above {LARGE_ERROR}: compare the result "
@@ -91,9 +91,9 @@ class RunWatch:
 
 
 def nothing_sparse(dense: Counter[Why]) -> str:
-    """One sentence on a run without a sparse call: the reason that stood last, with its number.
+    """One sentence about a run without a sparse call: the last reason, with its number.
 
-    First steps and layers are dense in every run, so they decide only when nothing else does.
+    First steps and layers are dense in every run, so they are named only if there is no other reason.
     """
     usual = ("first steps", "first layers")
     deciding = [why for why in dense if why.reason not in usual] or list(dense)

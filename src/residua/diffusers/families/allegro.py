@@ -1,4 +1,4 @@
-"""Allegro: the sequence is video. Its processor calls torch directly."""
+"""Allegro: the whole sequence is video. Its processor calls torch directly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AllegroProcessor(OwnProcessor):
         q, k, v = (heads_of(attn, part(hidden_states)) for part in (attn.to_q, attn.to_k, attn.to_v))
         if image_rotary_emb is not None:
             q, k = _rotate(q, image_rotary_emb), _rotate(k, image_rotary_emb)
-        # The model gives a bias [B, 1, N]: zero for valid tokens, -10000 for the others.
+        # The model passes a bias [B, 1, N]: zero for valid tokens, -10000 for the others.
         mask = None if attention_mask is None else (attention_mask == 0)[:, None]
         return attn.to_out[1](attn.to_out[0](self.attend(q, k, v, mask)))
 

@@ -1,5 +1,5 @@
-"""AnyFlow: Wan with a second timestep, its latents [B, frames, C, height, width]. Its causal sibling (FAR)
-attends through block masks of its own and is not taken."""
+"""AnyFlow: Wan with a second timestep; its latents are [B, frames, C, height, width]. Its causal variant
+(FAR) attends through block masks of its own and is not supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Residua must know about a transformer, and the table of families that know it."""
+"""What Residua must know about a transformer, and the registry of model families."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ...registry import Registry
 
 
 class Family:
-    """One model family. Subclass it, fill the class constants, answer `grid`, and decorate with
+    """One model family. Subclass it, set the class constants, implement `grid`, and decorate with
     `register`."""
 
     name: ClassVar[str]
     models: tuple[str, ...]  # class names of the transformers
     attention: str  # regular expression: names of the self-attention modules
     preset: Preset
-    # Attention processors of diffusers that are understood. None: it hands its backend to the dispatcher, so
-    # a tagged copy is enough. A class: Residua's own version of it, which does.
+    # Supported attention processors of diffusers. None: it passes its backend to the dispatcher, so a tagged
+    # copy is enough. A class: Residua's own version of the processor, which does so.
     processors: Mapping[str, Any]
-    generic = False  # knows nothing about the model but what its calls show
+    generic = False  # knows nothing about the model except what its calls show
     # Dense calls gather the valid tokens of each sample instead of masking the others.
     dense_per_sample = False
-    context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` tells
+    context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` expects
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         """The token grid of the video, from the arguments of the transformer's forward."""
@@ -43,11 +43,12 @@ class Family:
         return 0, 0
 
     def layout(self, model: Any, inputs: Mapping[str, Any]) -> Any:
-        """What `text` must know about the forward pass beside the number of video tokens."""
+        """What `text` must know about the forward pass in addition to the number of video tokens."""
         return None
 
     def text(self, queries: int, keys: int, video: int, layout: Any) -> tuple[Ranges, Ranges]:
-        """The query rows and the keys of one call that are not video; IntegrationError if it does not fit."""
+        """The query rows and keys of one call that are not video; IntegrationError if the call does not
+        fit."""
         start_q, start_k = self.video_start(queries, keys, video)
         if min(start_q, start_k) < 0 or start_q + video > queries or start_k + video > keys:
             raise IntegrationError(
@@ -57,12 +58,12 @@ class Family:
         return around(start_q, start_q + video, queries), around(start_k, start_k + video, keys)
 
     def why_dense(self, queries: int, keys: int) -> str | None:
-        """Why a call stays dense whatever the settings are, if it does."""
+        """A reason to leave a call dense whatever the settings are, or None."""
         return None
 
     def processor(self, name: str, original: Any) -> Any:
-        """What takes the place of a processor of that class name: a copy of it, or one of our own; None if it
-        is not understood."""
+        """The replacement for a processor of that class name: a copy of it or one of our own; None if it is
+        not supported."""
         if name not in self.processors:
             return None
         own = self.processors[name]
@@ -72,7 +73,8 @@ class Family:
         return inputs.get("timestep")
 
     def depth(self, model: Any, name: str, index: int) -> int:
-        """The layer's place from the input on, for `dense_layers`. `index` is its place in module order."""
+        """The layer's position from the input, for `dense_layers`. `index` is its position in module
+        order."""
         return index
 
     def layers(self, model: Any) -> Iterator[tuple[str, Any]]:
@@ -86,7 +88,7 @@ register = FAMILIES.register
 
 
 def supported() -> dict[str, Family]:
-    """Every known transformer class name with its family; of two families for one class, the later."""
+    """Every known transformer class name with its family; if two families name a class, the later one."""
     return {model: family for family in FAMILIES.values() for model in family.models}
 
 
@@ -97,7 +99,7 @@ def is_supported(model: Any) -> bool:
 
 
 def family_of(model: Any) -> Family:
-    """The family of a transformer, by its class or the nearest parent that is known."""
+    """The family of a transformer, by its class or its nearest known parent."""
     known = supported()
     for parent in type(model).__mro__:
         if parent.__name__ in known:
@@ -109,11 +111,11 @@ def family_of(model: Any) -> Family:
 
 
 def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:
-    """The grid of latents [B, C, frames, height, width] cut into patches."""
+    """The grid of latents [B, C, frames, height, width] divided into patches."""
     frames, height, width = (int(size) // step for size, step in zip(latents.shape[2:], patch, strict=True))
     return frames, height, width
 
 
 def patches(latents: Any, patch: tuple[int, ...]) -> int:
-    """How many patches latents [B, C, frames, height, width] are cut into, the last ones padded."""
+    """How many patches latents [B, C, frames, height, width] are divided into, the last ones padded."""
     return math.prod(math.ceil(size / step) for size, step in zip(latents.shape[2:], patch, strict=True))

@@ -67,7 +67,7 @@ class CogVideoX(Family):
 
 @register
 class ConsisID(CogVideoX):
-    """CogVideoX with a face: its cross-attention to the face stays as it is."""
+    """CogVideoX with a face: its cross-attention to the face is not changed."""
 
     name = "ConsisID"
     models = ("ConsisIDTransformer3DModel",)

@@ -1,5 +1,5 @@
-"""Cosmos-Predict2.5 (and Cosmos 1 and 2, which share its transformer): the sequence is video. The
-processor of diffusers passes no backend, so Residua brings its own."""
+"""Cosmos-Predict2.5 (and Cosmos 1 and 2, which share its transformer): the whole sequence is video. The
+processor of diffusers passes no backend, so Residua has its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CosmosProcessor(OwnProcessor):
     ) -> Tensor:
         from diffusers.models.embeddings import apply_rotary_emb
 
-        # The rotary embedding wants [B, H, N, D].
+        # The rotary embedding expects [B, H, N, D].
         q = attn.norm_q(heads_of(attn, attn.to_q(hidden_states)).transpose(1, 2))
         k = attn.norm_k(heads_of(attn, attn.to_k(hidden_states)).transpose(1, 2))
         v = heads_of(attn, attn.to_v(hidden_states))  # [B, N, H, D]
@@ -48,7 +48,7 @@ class Cosmos25(Family):
 
 @register
 class CosmosControl(Cosmos25):
-    """The ControlNet of Cosmos-Transfer2.5: blocks as those of the transformer."""
+    """The ControlNet of Cosmos-Transfer2.5: its blocks are those of the transformer."""
 
     name = "Cosmos-Transfer2.5 ControlNet"
     models = ("CosmosControlNetModel",)

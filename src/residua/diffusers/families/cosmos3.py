@@ -1,5 +1,5 @@
 """Cosmos3: a causal call over the text, then video queries over [text, video] keys with grouped K/V heads.
-Sound and action tokens, where a model makes them, follow the video."""
+Sound and action tokens, if a model has them, follow the video."""
 
 from __future__ import annotations
 

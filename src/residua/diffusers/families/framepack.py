@@ -1,5 +1,5 @@
 """HunyuanVideo FramePack: joint attention over [history, video, image and text]. The history frames, which
-are compressed the more the older they are, count as video."""
+are compressed more the older they are, count as video."""
 
 from __future__ import annotations
 

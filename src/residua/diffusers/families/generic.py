@@ -1,5 +1,5 @@
-"""A transformer that no family knows: what its attention calls show must be enough. Not registered; it is
-used with `accelerate(..., generic=True)` only."""
+"""A transformer that no family knows: Residua relies on what its attention calls show. Not registered; only
+used with `accelerate(..., generic=True)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Family
 
 CROSS = "not self-attention"
 TEXT = ("encoder_hidden_states", "encoder_hidden_states_t5", "context")
-# Sparse by themselves: every call that matters carries a block mask of flex attention.
+# Already sparse: every call that matters has a block mask of flex attention.
 BLOCK_MASKS = (
     "AnyFlowFARTransformer3DModel", "Kandinsky6SRTransformer3DModel", "WanAnimate2Transformer3DModel",
 )  # fmt: skip
@@ -23,8 +23,8 @@ TIMES = ("timestep", "timesteps", "t", "sigma")
 
 
 class Generic(Family):
-    """Every attention that diffusers dispatches. Nothing says where text stands in a joint sequence, so as
-    many tokens as the text has are exact and kept at both ends."""
+    """Every attention that diffusers dispatches. It is unknown where the text is in a joint sequence, so at
+    both ends as many tokens as the text has are exact and kept."""
 
     name = "generic"
     models = ()
@@ -34,10 +34,10 @@ class Generic(Family):
     generic = True
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        raise NotImplementedError("nothing says the grid of a model that no family knows")
+        raise NotImplementedError("the grid of a model that no family knows is unknown")
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
-        return 0  # told by each call
+        return 0  # each call tells
 
     def layout(self, model: Any, inputs: Mapping[str, Any]) -> int:
         """How many text tokens there are."""
@@ -75,7 +75,7 @@ class Generic(Family):
 
 
 def dispatches(processor: Any) -> bool:
-    """Whether a processor hands its backend to the dispatcher of diffusers."""
+    """Whether a processor passes its backend to the dispatcher of diffusers."""
     processor = getattr(processor, "_residua_original", processor)
     module = sys.modules.get(type(processor).__module__)
     return hasattr(processor, "_attention_backend") and hasattr(module, "dispatch_attention_fn")

@@ -1,5 +1,5 @@
-"""Helios: the sequence is [history, video]. The history, which is compressed the more the older it is, counts
-as video."""
+"""Helios: the sequence is [history, video]. The history, which is compressed more the older it is, counts as
+video."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .base import Preset, patches, register
 from .wan import Wan
 
-HISTORY = {"short": 1, "mid": 2, "long": 4}  # how many patches of the video one token of it covers, per axis
+HISTORY = {"short": 1, "mid": 2, "long": 4}  # patches of the video that one token covers, per axis
 
 
 @register

@@ -1,5 +1,5 @@
-"""HunyuanVideo-1.5: joint attention over [video, text]. The processor of diffusers builds an N x N mask
-(12.5 GB per call at 111,600 tokens); this one hands over the key padding alone."""
+"""HunyuanVideo-1.5: joint attention over [video, text]. The processor of diffusers builds an N x N mask (12.5
+GB per call at 111,600 tokens); ours passes only the key padding."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class HunyuanVideo15Processor(OwnProcessor):
         text_k = text_k if attn.norm_added_k is None else attn.norm_added_k(text_k)
         q, k = torch.cat([q, text_q], dim=1), torch.cat([k, text_k], dim=1)
         v = torch.cat([heads_of(attn, attn.to_v(video)), heads_of(attn, attn.add_v_proj(text))], dim=1)
-        # The mask of diffusers also empties the rows of padded text. Nothing reads those rows: their keys are
-        # masked.
+        # The mask of diffusers also zeroes the rows of padded text. Nothing reads those rows, because their
+        # keys are masked.
         mask = joint_key_mask(attention_mask, q.shape[1] - attention_mask.shape[1])
         out = self.attend(q, k, v, mask)  # [B, video + text, H * D]
         video, text = out.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)

@@ -1,5 +1,5 @@
-"""Kandinsky 5 and 6: the sequence is video. Their latents are [B, frames, height, width, C]. Calls with a
-NABLA mask, which says itself which blocks are computed, stay as they are."""
+"""Kandinsky 5 and 6: the whole sequence is video. Latents are [B, frames, height, width, C]. Calls with a
+NABLA mask, which already selects blocks, are not changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kandinsky5(Family):
 
 @register
 class Kandinsky6(Kandinsky5):
-    """Its audio has attention of its own, which stays as it is."""
+    """Its audio has attention of its own, which is not changed."""
 
     name = "Kandinsky 6"
     models = ("Kandinsky6Transformer3DModel",)

@@ -1,4 +1,4 @@
-"""LTX-Video and LTX-2: the sequence is video (with its conditioning frames). LTX-2's audio stays as it is."""
+"""LTX-Video and LTX-2: the sequence is video (with conditioning frames). LTX-2's audio is not changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LTX(Family):
     preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"LTXVideoAttnProcessor": None}
     context_parallel = True
-    _coordinates: tuple[Any, Grid] | None = None  # weak reference to those seen last, and their grid
+    _coordinates: tuple[Any, Grid] | None = None  # weak reference to the last coordinates, and their grid
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         sizes = [inputs.get(name) for name in ("num_frames", "height", "width")]
@@ -27,8 +27,8 @@ class LTX(Family):
         return int(frames), int(height), int(width)  # type: ignore[arg-type]
 
     def _grid_of(self, places: Any, tokens: int) -> Grid:
-        """From the coordinates [B, 3, N] that the conditioning pipeline gives instead of sizes. Read from the
-        device once per run: they stay the same."""
+        """From the coordinates [B, 3, N] that the conditioning pipeline passes instead of sizes. Read from
+        the device once per run, because they do not change."""
         known = self._coordinates
         if places is not None and (known is None or known[0]() is not places):
             frames, height, width = (int(axis.unique().numel()) for axis in places[0])
@@ -38,7 +38,7 @@ class LTX(Family):
         return (1, 1, tokens) if places is None or known is None else known[1]
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
-        # More than the grid when conditioning frames are appended; those are video too.
+        # More than the grid if conditioning frames are appended; those are video too.
         return int(inputs["hidden_states"].shape[1])
 
 

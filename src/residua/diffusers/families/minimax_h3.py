@@ -1,4 +1,4 @@
-"""MiniMax-H3: one packed sequence of text, reference, audio and video rows. The video that is made is sparse;
+"""MiniMax-H3: one packed sequence of text, reference, audio and video rows. The generated video is sparse;
 everything else is exact and kept for every query."""
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class MiniMaxH3(Family):
         return rest, rest
 
     def layout(self, model: Any, inputs: Mapping[str, Any]) -> Packing:
-        """The rows of the target: the video rows at the timestep that most of them have; references have
-        another. Read from the device when the layout changes."""
+        """The rows of the target: the video rows with the most frequent timestep; references have another
+        one. Read from the device when the layout changes."""
         tags, times = inputs["token_tags"], inputs["timestep_indices"]
         known = self._last
         if known is None or known[0]() is not tags or known[1]() is not times:

@@ -1,5 +1,5 @@
-"""Mochi: joint attention over [video, valid text]. diffusers loops over the batch and gathers the valid
-text; here it is one call with a key mask."""
+"""Mochi: joint attention over [video, valid text]. diffusers loops over the batch and gathers the valid text;
+here it is one call with a key mask."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MochiProcessor(OwnProcessor):
         v = torch.cat([heads_of(attn, attn.to_v(video)), heads_of(attn, attn.add_v_proj(text))], dim=1)
         out = self.attend(q, k, v, joint_key_mask(attention_mask, video.shape[1]))
         video, text = out.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], dim=1)
-        text = text * attention_mask.bool()[..., None]  # diffusers leaves zeros where the text is padding
+        text = text * attention_mask.bool()[..., None]  # diffusers leaves zeros at padded text
         # The last block has no text output.
         text = attn.to_add_out(text) if hasattr(attn, "to_add_out") else text
         return attn.to_out[1](attn.to_out[0](video)), text
@@ -52,7 +52,7 @@ class Mochi(Family):
     attention = r"transformer_blocks\.\d+\.attn1"
     preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"MochiAttnProcessor2_0": MochiProcessor}
-    dense_per_sample = True  # as diffusers does, so that backends which take no mask work
+    dense_per_sample = True  # as in diffusers, so that backends without mask support work
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         return patched_grid(inputs["hidden_states"], (1, model.config.patch_size, model.config.patch_size))

@@ -14,7 +14,7 @@ from ..dispatch import tagged_dispatch
 
 
 class OwnProcessor:
-    """Does what the processor of diffusers does, but hands its backend (the layer's tag) to the
+    """Does what the processor of diffusers does, but passes its backend (the layer's tag) to the
     dispatcher."""
 
     # The names that diffusers' set_attention_backend and enable_parallelism look for.
@@ -41,13 +41,13 @@ _last_mask: tuple[Any, int, int, Tensor] | None = None
 
 
 def joint_key_mask(text_mask: Tensor, video: int) -> Tensor:
-    """The key mask of [video, text] from the mask of the text: every video key is valid.
+    """The key mask of [video, text], made from the mask of the text: every video key is valid.
 
-    All layers of a forward pass get the same tensor, so that its padding is read from the device once.
+    All layers of a forward pass get the same tensor, so its padding is read from the device only once.
 
     Args:
         text_mask: [B, text].
-        video: How many video tokens come first.
+        video: Number of video tokens, which come first.
 
     Returns:
         [B, 1, 1, video + text] bool.
@@ -71,7 +71,7 @@ def heads_of(attn: Any, x: Tensor) -> Tensor:
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
-    """The norm of queries or keys, where a model has one."""
+    """Applies the norm of queries or keys if the model has one."""
     return x if norm is None else norm(x)
 
 

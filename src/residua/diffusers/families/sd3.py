@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5: joint attention over [image, text], in SD3.5 beside attention of the image
+"""Stable Diffusion 3 and 3.5: joint attention over [image, text]; SD3.5 also has attention over the image
 alone. Both call torch directly."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SD3(Family):
     models = ("SD3Transformer2DModel",)
     attention = r"transformer_blocks\.\d+\.attn2?"
     preset = Preset(0.22, 0.20, 0.03, "not in the paper; an image model, settings as for Wan2.2")
-    # Not the fused one: that of diffusers leaves out the norms and the attention of the image alone.
+    # Not the fused one: in diffusers it leaves out the norms and the attention over the image alone.
     processors: Mapping[str, Any] = {"JointAttnProcessor2_0": JointProcessor}
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
@@ -49,5 +49,5 @@ class SD3(Family):
         return 1, height // model.config.patch_size, width // model.config.patch_size
 
     def depth(self, model: Any, name: str, index: int) -> int:
-        """The two attentions of a block stand beside each other."""
+        """The two attentions of a block are at the same depth."""
         return int(name.split(".")[1])

@@ -1,5 +1,5 @@
 """Wan 2.1 and 2.2 (text, image, both transformers of A14B), VACE, Animate, SkyReels-V2 and ChronoEdit: the
-sequence is video."""
+whole sequence is video."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WanVACE(Wan):
     context_parallel = False
 
     def depth(self, model: Any, name: str, index: int) -> int:
-        """A control block stands beside the main block that it feeds."""
+        """A control block has the depth of the main block that it feeds."""
         number = int(name.split(".")[1])
         return int(model.config.vace_layers[number]) if name.startswith("vace_") else number
 
@@ -49,7 +49,7 @@ class SkyReels(Wan):
 
 @register
 class WanAnimate(Wan):
-    """Its face adapter is cross-attention and stays as it is."""
+    """Its face adapter is cross-attention and is not changed."""
 
     name = "Wan Animate"
     models = ("WanAnimateTransformer3DModel",)

@@ -21,7 +21,8 @@ class ZImage(Family):
     processors: Mapping[str, Any] = {"ZSingleStreamAttnProcessor": None}
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        """That of the smallest picture of the batch: what a larger one has beyond it is exact, like text."""
+        """The grid of the smallest picture in the batch: tokens of larger pictures beyond it are exact, like
+        text."""
         images = inputs["x"]
         if isinstance(images[0], (list, tuple)):
             raise IntegrationError(

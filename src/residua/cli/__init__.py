@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. One file per command; the work is done elsewhere."""
+"""The command line, one file per command. A command parses, calls and prints; the work is done elsewhere."""
 
 from . import bench, capture, compare, demo, doctor, evaluate, generate, plan, studies, tune
 from .app import app

@@ -1,13 +1,14 @@
-"""The application object that every command attaches itself to, and what all commands share."""
+"""The application object with which every command registers, and what all commands share."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -17,10 +18,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import InputError, ResiduaError
 
-TRACEBACK = "RESIDUA_TRACEBACK"  # set to anything: an unexpected error shows where it came from
-# What an option takes, in words; a flag takes nothing.
+TRACEBACK = "RESIDUA_TRACEBACK"  # set to anything: an unexpected error prints its traceback
+# How help names the type of an option; a flag takes no value.
 METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
-# Other packages print to the log what concerns their own developers; whoever wants it sets these.
+# Other packages log what only concerns their developers; users who want it set these variables.
 QUIET = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
 
 RENAMED_OPTIONS = {"--repair": "--reconstruction", "--repairs": "--reconstructions"}
@@ -30,7 +31,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _PlainHelp:
-    """`--help` is a flag like the others: no type is shown beside it."""
+    """Shows no type beside `--help`, which is a flag."""
 
     def get_help_option(self, ctx: Any) -> Any:
         option = super().get_help_option(ctx)  # type: ignore[misc]
@@ -44,7 +45,7 @@ class PlainCommand(_PlainHelp, TyperCommand):
 
 
 class PlainGroup(_PlainHelp, TyperGroup):
-    """A group of commands. Names of older versions are refused with the name that they have now."""
+    """A group of commands. Names of older versions are refused with a hint to the new name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for place, argument in enumerate(args):
@@ -91,13 +92,15 @@ def main(
 
 
 def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Command]:
-    """Registers a command. Its help names the types of its options in words: INTEGER, not <int range>."""
+    """Registers a command. Its help shows types as words: INTEGER, not <int range>."""
 
     def register(function: Command) -> Command:
-        hints = get_type_hints(function, include_extras=True)
+        # not typing.get_type_hints: for a default of None, Python 3.10 wraps the result in Optional, and
+        # typer does not find the option inside
+        hints = inspect.get_annotations(function, eval_str=True)
         for hint in hints.values():
             _name_type(hint)
-        function.__annotations__ = hints  # as text they would be read again, without the names
+        function.__annotations__ = hints  # typer could not evaluate text annotations
         group.command(cls=PlainCommand, **options)(function)
         return function
 
@@ -107,14 +110,20 @@ def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Com
 def _name_type(hint: Any) -> None:
     for option in getattr(hint, "__metadata__", ()):
         if isinstance(option, typer.models.OptionInfo) and option.metavar is None:
-            inner = get_args(hint)[0]
-            kinds = [inner, *get_args(inner)]  # `int | None` and `list[str]` are what they hold
-            option.metavar = next((METAVARS[kind] for kind in kinds if kind in METAVARS), None)
+            found = (METAVARS[kind] for kind in _kinds(get_args(hint)[0]) if kind in METAVARS)
+            option.metavar = next(found, None)
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    """A type and all types inside it: `list[str] | None` contains `str`."""
+    yield hint
+    for inner in get_args(hint):
+        yield from _kinds(inner)
 
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turns an error into one line and a non-zero exit: 2 for what the user can mend, 1 for the rest."""
+    """Turns an error into one line and an exit code: 2 for what the user can fix, 1 for the rest."""
     try:
         yield
     except ResiduaError as error:
@@ -134,7 +143,7 @@ def readable_errors() -> Iterator[None]:
 
 
 def _one_line(error: Exception) -> tuple[str, int]:
-    """What to say about an error that is not ours, and the exit code."""
+    """The message for an error that Residua did not raise, and the exit code."""
     first = (str(error).strip().splitlines() or ["no message"])[0][:400]
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
@@ -149,7 +158,7 @@ def _complain(text: str) -> None:
 
 
 def writable(path: Path, force: bool) -> Path:
-    """Refuses to overwrite a file, or to write through a link, unless told to."""
+    """Refuses to overwrite a file, or to write through a link, without `force`."""
     if path.is_symlink():
         raise InputError(f"{path} is a link: give the file itself")
     if path.exists() and not force:
@@ -158,7 +167,7 @@ def writable(path: Path, force: bool) -> Path:
 
 
 def figures(title: str, *columns: str) -> Table:
-    """A table of numbers that fits a terminal of 80 columns: a name on the left, figures to the right."""
+    """A table of numbers for a terminal of 80 columns: the name on the left, numbers right-aligned."""
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     for place, column in enumerate(columns):
         table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)

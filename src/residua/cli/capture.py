@@ -1,4 +1,4 @@
-"""`residua capture`: attention calls of a real run, on disk."""
+"""`residua capture`: records the attention calls of a real run on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from ..errors import InputError
 from ..world.held_out import DEMO_PROMPT
 from .app import command, console, readable_errors
-from .options import words
+from .options import Model, words
 
 
 @command(
@@ -19,9 +19,9 @@ from .options import words
 )
 def capture(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="world, a folder, or a name on the Hugging Face hub.")] = "world",
+    model: Model = "world",
     layers: Annotated[str | None, typer.Option(help="Layer numbers or names; default: all.")] = None,
-    heads: Annotated[str | None, typer.Option(help="Head numbers; default: 0,1.")] = "0,1",
+    heads: Annotated[str | None, typer.Option(help="Head numbers.")] = "0,1",
     steps: Annotated[
         str | None, typer.Option(help="Denoising steps to record, from 0; default: at 1/3 and 2/3.")
     ] = None,
@@ -30,17 +30,17 @@ def capture(
     ] = None,
     run_steps: Annotated[int, typer.Option(min=1, help="Denoising steps of the run.")] = 20,
     size: Annotated[str, typer.Option(help="Pixels: one side, or width x height.")] = "64",
-    frames: Annotated[int, typer.Option(min=1)] = 32,
-    prompt: Annotated[str, typer.Option()] = DEMO_PROMPT,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    limit: Annotated[int, typer.Option(min=1, help="Most megabytes that the folder may hold.")] = 1024,
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps of a clip of 4,096 tokens.")] = False,
+    frames: Annotated[int, typer.Option(min=1, help="Frames of the video.")] = 32,
+    prompt: Annotated[str, typer.Option(help="What to show.")] = DEMO_PROMPT,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="Largest size of the folder, in megabytes.")] = 1024,
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps of a clip with 4,096 tokens.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the capture.")] = Path("captures"),
-    force: Annotated[bool, typer.Option("--force", help="Replace the capture that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing capture.")] = False,
 ) -> None:
     """Record q, k, v of chosen layers, heads and steps while a pipeline generates, dense.
 
-    The same command again adds what is missing; it stops at the limit.
+    Repeating the command adds what is missing; recording stops at the limit.
     """
     with readable_errors():
         _capture(SimpleNamespace(**context.params))
@@ -58,7 +58,7 @@ def _capture(given: SimpleNamespace) -> None:
 
     require_packages()
     if given.quick:
-        # 4,096 tokens of the model in the box: calls that are shorter decide nothing
+        # 4,096 tokens of the model in the box: results from shorter calls say little
         given.size, given.frames, given.run_steps, given.steps = "64", 16, 4, given.steps or "1,2"
     run_steps = given.run_steps
     steps = [run_steps // 3, 2 * run_steps // 3] if given.steps is None else _numbers("steps", given.steps)

@@ -1,7 +1,8 @@
-"""`residua compare`: quality against efficiency, over settings."""
+"""`residua compare`: quality and efficiency over many settings."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
@@ -11,17 +12,37 @@ import typer
 from ..errors import InputError
 from ..world.held_out import DEMO_PROMPT, SEEDS, SETS
 from .app import command, console, figures, readable_errors
-from .options import command_line, count_or_share, numbers, words
+from .options import (
+    DenseLayers,
+    DenseSteps,
+    Device,
+    Dtype,
+    ForceFolder,
+    Frames,
+    LpipsWeights,
+    MinTokens,
+    Model,
+    NoFloor,
+    Offload,
+    Prompts,
+    Size,
+    Steps,
+    clip_shape,
+    command_line,
+    dense_parts,
+    numbers,
+    words,
+)
 
 if TYPE_CHECKING:
     from ..generation.run import Request
 
-# What fits a terminal of 80 columns; the files have more.
+# Columns that fit a terminal of 80 columns; the files have more.
 SHOWN = {
     "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "gmsd": "GMSD",
     "lpips": "LPIPS", "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
 }  # fmt: skip
-METHODS_DENSITY = 0.22  # of --methods, unless --densities says otherwise
+METHODS_DENSITY = 0.22  # with --methods, unless --densities says otherwise
 
 
 @command(
@@ -29,49 +50,48 @@ METHODS_DENSITY = 0.22  # of --methods, unless --densities says otherwise
 )
 def compare(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="world, a hub id, or a folder.")] = "world",
+    model: Model = "world",
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
     reconstructions: Annotated[str, typer.Option(help="Comma separated.")] = "none,probe,anchored",
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Instead of the above, whole methods at the first of --densities: dense,sparge,svg2,svoo,"
+            help="Compare whole methods instead, at the first of --densities: dense,sparge,svg2,svoo,"
             "svg-ear,paper,anchored and others."
         ),
     ] = None,
     max_errors: Annotated[
-        str | None, typer.Option(help="Also with these error bounds; may spend the largest of --densities.")
+        str | None, typer.Option(help="Also these error bounds; each may spend the largest of --densities.")
     ] = None,
     qualities: Annotated[str | None, typer.Option(help="Also these: faithful, balanced, fast.")] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    prompt: Prompts = None,
     scenes: Annotated[
         str | None,
         typer.Option(
-            help="Held-out prompts of the model in the box: tuning, report, or the first: report:4."
+            help="Prompts of the model in the box: tuning, report, or the first few, such as report:4."
         ),
     ] = None,
-    size: Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")] = None,
-    frames: Annotated[int | None, typer.Option(min=1)] = None,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    size: Size = None,
+    frames: Frames = None,
+    steps: Steps = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Default: 0; with --scenes, that of the scenes.")
     ] = None,
-    dense_steps: Annotated[str | None, typer.Option(help="First dense steps: 2, or a share.")] = None,
-    dense_layers: Annotated[str | None, typer.Option(help="First dense layers: 1, or a share.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(min=0, help="Shorter calls stay dense.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
-    lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
-    no_floor: Annotated[
-        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
-    ] = False,
+    dense_steps: DenseSteps = None,
+    dense_layers: DenseLayers = None,
+    min_tokens: MinTokens = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    offload: Offload = "none",
+    lpips: LpipsWeights = None,
+    no_floor: NoFloor = False,
     pbench: Annotated[
-        Path | None, typer.Option(help="PBench scores by method (JSON), for --methods; nothing runs it here.")
+        Path | None,
+        typer.Option(help="PBench scores by method (JSON), for --methods; PBench itself is not run."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for compare.md, .json, .png.")] = Path("residua-compare"),
-    force: Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")] = False,
+    force: ForceFolder = False,
 ) -> None:
     """Generate dense once per prompt and sparse with every setting; write a table, JSON and a plot."""
     with readable_errors():
@@ -80,9 +100,8 @@ def compare(
 
 
 def _compare(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here: the other commands must not wait for what generation needs.
+    # Imported here, so that other commands do not wait for it.
     from ..generation import loading, require_packages, tradeoff
-    from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
@@ -93,11 +112,7 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         [] if given.densities == "none" else numbers("densities", given.densities),
         words("partitions", given.partitions),
         words("reconstructions", given.reconstructions),
-        Sparsity(
-            dense_steps=count_or_share("dense-steps", given.dense_steps),
-            dense_layers=count_or_share("dense-layers", given.dense_layers),
-            min_tokens=given.min_tokens,
-        ),
+        dense_parts(given),
         [] if given.max_errors is None else numbers("max-errors", given.max_errors),
         [] if given.qualities is None else words("qualities", given.qualities),
     )
@@ -110,7 +125,7 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
         "lpips_not_measured": lpips if isinstance(lpips, str) else None,
     }  # fmt: skip
     with step_bars() as watch:
-        # Written after every setting: a long sweep that is stopped keeps what it has.
+        # Written after every setting: a long run that is interrupted keeps its results.
         for rows, tokens in tradeoff.rows_so_far(
             pipe, given.model, requests, todo, lpips, watch, floor=not given.no_floor
         ):
@@ -131,9 +146,8 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
 
 
 def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here: the other commands must not wait for what generation needs.
+    # Imported here, so that other commands do not wait for it.
     from ..generation import loading, method_table, require_packages
-    from ..generation.comparison import Sparsity
     from ..generation.files import check_folder, publish_folder
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
@@ -144,13 +158,9 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     by_default = given_densities is not None and given_densities.name == "DEFAULT"
     density = METHODS_DENSITY if by_default else numbers("densities", given.densities)[0]
     settings = {
-        name: Sparsity(
-            density=density, method=name, min_tokens=given.min_tokens,
-            dense_steps=count_or_share("dense-steps", given.dense_steps),
-            dense_layers=count_or_share("dense-layers", given.dense_layers),
-        )
+        name: replace(dense_parts(given), density=density, method=name)
         for name in method_table.chosen_methods(words("methods", given.methods))
-    }  # fmt: skip
+    }
     pbench = method_table.read_pbench(given.pbench)
     requests = _requests(given)
     lpips = find_lpips(given.lpips)
@@ -184,7 +194,7 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
 
 
 def _requests(given: SimpleNamespace) -> list[Request]:
-    from ..generation.run import Request, parse_size
+    from ..generation.run import Request
 
     prompts, seed = given.prompt or [DEMO_PROMPT], 0
     if given.scenes is not None:
@@ -192,12 +202,11 @@ def _requests(given: SimpleNamespace) -> list[Request]:
             raise InputError("--scenes together with --prompt: leave one of them out")
         prompts, seed = held_out(given.scenes)
     seed = seed if given.seed is None else given.seed
-    height, width = (None, None) if given.size is None else parse_size(given.size)
-    return [Request(text, seed, given.steps, height, width, given.frames) for text in prompts]
+    return [Request(text, seed, *clip_shape(given)) for text in prompts]
 
 
 def held_out(text: str) -> tuple[list[str], int]:
-    """'report' or 'report:4' -> the prompts of that set, or the first of them, and the seed of the noise."""
+    """The prompts of 'report', or the first 4 of 'report:4', and the seed of the noise."""
     name, _, count = text.partition(":")
     if name not in SETS or (count and not (count.isdigit() and 1 <= int(count) <= len(SETS[name]))):
         known = ", ".join(f"{name} ({len(prompts)})" for name, prompts in SETS.items())

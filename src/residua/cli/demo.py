@@ -1,4 +1,4 @@
-"""`residua demo`: the same video with dense and with sparse attention, from the model in the box."""
+"""`residua demo`: the same video with dense and sparse attention, from the model in the box."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from ..world.held_out import DEMO_PROMPT
 from .app import command, console, readable_errors
-from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
+from .options import RECONSTRUCTIONS, ForceFolder, LpipsWeights, NoFloor, alone, command_line, count_or_share
 
 FOLDER = Path("residua-demo")
 FPS = 16  # a clip of 32 frames is two seconds, as simulated
@@ -26,36 +26,33 @@ def demo(
         str | None, typer.Option(help="faithful, balanced or fast.", show_default="balanced")
     ] = None,
     density: Annotated[
-        float | None, typer.Option(help="Share of dense attention that every head may spend, instead.")
+        float | None,
+        typer.Option(help="Instead of a quality: share of dense attention that every head may spend."),
     ] = None,
     max_error: Annotated[
         float | None,
-        typer.Option(help="Bound of every head's error; --density is then the most it may spend."),
+        typer.Option(help="Bound on every head's error; each head spends at most --density."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Denoising steps.")] = 8,
     size: Annotated[str, typer.Option(help="Pixels: one side, or width x height; multiples of 4.")] = "64",
     frames: Annotated[int, typer.Option(min=1, help="Frames; each has (size / 4)^2 tokens.")] = 32,
     prompt: Annotated[str, typer.Option(help="From the model's small vocabulary.")] = DEMO_PROMPT,
-    seed: Annotated[int, typer.Option(min=0, help="The same for both videos.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise, the same for both videos.")] = 0,
     reconstruction: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
     ] = None,
     dense_steps: Annotated[str, typer.Option(help="First steps that stay dense: 2, or a share.")] = "0",
     dense_layers: Annotated[str, typer.Option(help="First layers that stay dense: 1, or a share.")] = "0",
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind, in turn.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each kind; the median counts.")] = 1,
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; 1 is best on a busy machine.")
     ] = None,
-    no_dense: Annotated[bool, typer.Option("--no-dense", help="Only the sparse video.")] = False,
-    no_floor: Annotated[
-        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
-    ] = False,
-    model: Annotated[Path | None, typer.Option(help="Weights folder, instead of the shipped one.")] = None,
-    lpips: Annotated[
-        Path | None, typer.Option(help="LPIPS weights (safetensors), to measure it too.")
-    ] = None,
+    no_dense: Annotated[bool, typer.Option("--no-dense", help="Generate only the sparse video.")] = False,
+    no_floor: NoFloor = False,
+    model: Annotated[Path | None, typer.Option(help="Folder of other weights for the model.")] = None,
+    lpips: LpipsWeights = None,
     out: Annotated[Path, typer.Option(help="Folder for videos and report.")] = FOLDER,
-    force: Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")] = False,
+    force: ForceFolder = False,
 ) -> None:
     """Generate a video twice from one seed, dense and sparse, and write both with a report."""
     with readable_errors():
@@ -63,39 +60,40 @@ def demo(
 
 
 def _demo(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here: the other commands must not wait for what generation needs.
+    # Imported here, so that other commands do not wait for it.
     import torch
 
     from ..config import Config
     from ..generation import require_packages
-    from ..generation.comparison import Sparsity, compare, machine
+    from ..generation.comparison import compare, machine
     from ..generation.files import check_folder, publish_folder
     from ..generation.loading import WORLD, Placement, load
     from ..generation.page import result_files
     from ..generation.run import Request, parse_size
+    from ..generation.sparsity import Sparsity
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
     from .summary import busy, summary
 
     require_packages()
-    # A second `residua demo` may replace what the first one wrote, and nothing else.
+    # A second `residua demo` may replace the files of the first one, and nothing else.
     check_folder(given.out, given.force, reuse=given.out == FOLDER)
     request = Request(given.prompt, given.seed, given.steps, *parse_size(given.size), given.frames)
     alone(
         given.quality, density=given.density, max_error=given.max_error, reconstruction=given.reconstruction
     )
     dials = (given.density, given.max_error, given.reconstruction)
-    # What `accelerate(pipe)` does, unless something else is asked for.
+    # The default is that of `accelerate(pipe)`.
     quality = given.quality or ("balanced" if all(dial is None for dial in dials) else None)
     sparsity = Sparsity(
-        Config() if quality is None else None,  # of the method, not of a family's preset
+        Config() if quality is None else None,  # the method's defaults, not a family's preset
         given.density,
         quality=quality,
         max_error=given.max_error,
         reconstruction=given.reconstruction,
         dense_steps=count_or_share("dense-steps", given.dense_steps),
         dense_layers=count_or_share("dense-layers", given.dense_layers),
-        min_tokens=0,  # a demo that stays dense because it is small would show nothing
+        min_tokens=0,  # a demo must be sparse even if it is small
     )
     if given.threads is not None:
         torch.set_num_threads(given.threads)

@@ -13,7 +13,7 @@ from rich.table import Table
 from .app import command, console, readable_errors
 
 
-@command(epilog="Examples:  residua doctor --json    residua doctor --compile-kernels")
+@command(epilog="Examples:  residua doctor --json;  residua doctor --compile-kernels")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     compile_kernels: Annotated[

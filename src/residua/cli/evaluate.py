@@ -17,7 +17,9 @@ INCOMPLETE = 3  # exit code: rows failed or are missing
 def evaluate(
     context: typer.Context,
     suite: Annotated[Path, typer.Argument(help="TOML file: model, prompts, seeds, settings.")],
-    out: Annotated[Path, typer.Option(help="Folder for rows, videos and report; goes on if it exists.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, videos and report; an existing one is continued.")
+    ],
     ray: Annotated[
         str | None,
         typer.Option(
@@ -25,7 +27,10 @@ def evaluate(
         ),
     ] = None,
     extend: Annotated[
-        bool, typer.Option("--extend", help="The suite has more prompts, seeds or settings than the folder.")
+        bool,
+        typer.Option(
+            "--extend", help="Allow a suite with more prompts, seeds or settings than the folder has."
+        ),
     ] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed rows again.")] = False,
 ) -> None:
@@ -35,7 +40,7 @@ def evaluate(
 
 
 def _evaluate(given: SimpleNamespace) -> None:
-    # Imported here: the other commands must not wait for what generation needs.
+    # Imported here, so that other commands do not wait for it.
     from ..evaluate import require_packages
 
     require_packages()
@@ -44,7 +49,7 @@ def _evaluate(given: SimpleNamespace) -> None:
     from .evaluate_progress import live_table
 
     suite = read_suite(given.suite)
-    # The command without paths of this machine: they are nobody else's business.
+    # The command is part of the report, so it must not contain paths of this machine.
     repeat = f"residua evaluate {given.suite.name} --out {given.out.name}"
     options = Options(given.ray, given.extend, given.retry_failed, repeat)
     with live_table(suite) as watcher:

@@ -1,4 +1,4 @@
-"""One live table for a suite: done, failed, running, time left, and the mean so far, by setting."""
+"""A live table for a suite: rows done, failed and running, time left, and means so far, by setting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFRESHES = 2.0  # per second
 
 
 class Board(Watcher):
-    """What is known of every setting; rich asks it for a table as often as it likes."""
+    """The state of every setting; rich asks it for a table whenever it redraws."""
 
     def __init__(self, suite: Suite) -> None:
         self._names = [setting.name for setting in suite.settings]
@@ -74,7 +74,7 @@ def _mean(rows: Sequence[Record], name: str, form: str) -> str:
 @contextmanager
 def live_table(suite: Suite) -> Iterator[Board]:
     board = Board(suite)
-    # A console of its own on today's stdout: Ray's words are sent elsewhere while it runs.
+    # A console of its own on the current stdout, because Ray's output is redirected while it runs.
     shown = Console(file=console.file, force_terminal=console.is_terminal)
     if not shown.is_terminal:  # a log file gets the table once
         yield board

@@ -11,7 +11,24 @@ import typer
 
 from ..errors import InputError
 from .app import command, console, readable_errors, writable
-from .options import RECONSTRUCTIONS, alone, command_line, count_or_share
+from .options import (
+    RECONSTRUCTIONS,
+    DenseLayers,
+    DenseSteps,
+    Device,
+    Dtype,
+    ForceFile,
+    Frames,
+    LpipsWeights,
+    MinTokens,
+    NoFloor,
+    Offload,
+    Steps,
+    alone,
+    clip_shape,
+    command_line,
+    dense_parts,
+)
 
 if TYPE_CHECKING:
     from ..generation.comparison import Comparison
@@ -31,11 +48,11 @@ def generate(
     out: Annotated[Path, typer.Option(help="The video, an .mp4 file.")] = Path("video.mp4"),
     quality: Annotated[str | None, typer.Option(help="faithful, balanced or fast.")] = None,
     density: Annotated[
-        float | None, typer.Option(help="Share of dense attention; default: the preset's.")
+        float | None, typer.Option(help="Share of dense attention that every head may spend.")
     ] = None,
     max_error: Annotated[
         float | None,
-        typer.Option(help="Bound of every head's error; --density is then the most it may spend."),
+        typer.Option(help="Bound on every head's error; each head spends at most --density."),
     ] = None,
     reconstruction: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
@@ -43,26 +60,26 @@ def generate(
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None,
     size: Annotated[str | None, typer.Option(help="Width x height; default: the pipeline's.")] = None,
-    frames: Annotated[int | None, typer.Option(min=1)] = None,
-    steps: Annotated[int | None, typer.Option(min=1)] = None,
+    frames: Frames = None,
+    steps: Steps = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     fps: Annotated[int, typer.Option(min=1, help="Frames per second of the file.")] = 16,
     config: Annotated[Path | None, typer.Option(help="TOML with settings of the method.")] = None,
-    dense_steps: Annotated[str | None, typer.Option(help="First dense steps: 2, or a share.")] = None,
-    dense_layers: Annotated[str | None, typer.Option(help="First dense layers: 1, or a share.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(min=0, help="Shorter calls stay dense.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
-    compare: Annotated[bool, typer.Option("--compare", help="Also dense, with a report.")] = False,
-    no_floor: Annotated[
-        bool, typer.Option("--no-floor", help="--compare without the second dense run.")
+    dense_steps: DenseSteps = None,
+    dense_layers: DenseLayers = None,
+    min_tokens: MinTokens = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    offload: Offload = "none",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Generate the dense video too, and write a report.")
     ] = False,
+    no_floor: NoFloor = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time every stage; slower on a GPU.")] = False,
-    vbench: Annotated[bool, typer.Option("--vbench", help="Also VBench, if installed.")] = False,
-    lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    vbench: Annotated[bool, typer.Option("--vbench", help="Also run VBench, if it is installed.")] = False,
+    lpips: LpipsWeights = None,
+    force: ForceFile = False,
 ) -> None:
     """Generate a video with sparse attention; --compare generates the dense one too and compares them."""
     with readable_errors():
@@ -70,23 +87,21 @@ def generate(
 
 
 def _generate(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here: the other commands must not wait for what generation needs.
+    # Imported here, so that other commands do not wait for it.
     from ..config import Config
     from ..generation import loading, require_packages
-    from ..generation.comparison import Sparsity, compare
-    from ..generation.run import Request, parse_size
+    from ..generation.comparison import compare
+    from ..generation.run import Request
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
     targets = _targets(given.out, given.compare, given.force)
     placement = loading.Placement(given.device, given.dtype, given.offload)
-    height, width = (None, None) if given.size is None else parse_size(given.size)
     image = None if given.image is None else _image(given.image)
     request = Request(
-        given.prompt, given.seed, given.steps, height, width, given.frames, given.guidance,
-        given.negative_prompt, image,
-    )  # fmt: skip
+        given.prompt, given.seed, *clip_shape(given), given.guidance, given.negative_prompt, image
+    )
     alone(
         given.quality,
         density=given.density,
@@ -94,15 +109,13 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         reconstruction=given.reconstruction,
         config=given.config,
     )
-    sparsity = Sparsity(
-        None if given.config is None else Config.from_toml(given.config),
-        given.density,
-        count_or_share("dense-steps", given.dense_steps),
-        count_or_share("dense-layers", given.dense_layers),
-        given.min_tokens,
-        given.max_error,
-        given.reconstruction,
-        given.quality,
+    sparsity = replace(
+        dense_parts(given),
+        config=None if given.config is None else Config.from_toml(given.config),
+        density=given.density,
+        max_error=given.max_error,
+        reconstruction=given.reconstruction,
+        quality=given.quality,
     )
     lpips = find_lpips(given.lpips)
     profile = given.profile or placement.torch_device.type == "cpu"
@@ -121,7 +134,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
 
 
 def _targets(out: Path, compare: bool, force: bool) -> dict[str, Path]:
-    """What goes where, refused before any work if it is taken."""
+    """The files to write; refused before any work if one exists."""
     if out.suffix.lower() != ".mp4":
         raise InputError(f"--out {out}: wanted a name that ends in .mp4")
     targets = {"sparse": out}

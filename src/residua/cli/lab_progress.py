@@ -1,4 +1,4 @@
-"""What the commands of the lab share: progress, and publishing a report."""
+"""What the commands of the lab share: progress bars, and publishing a report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def call_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def counter(what: str) -> Iterator[Callable[[int], None]]:
-    """A number that goes up, where nobody knows how far."""
+    """A counter for a number whose end is unknown."""
     columns = (SpinnerColumn(), TextColumn("{task.completed} {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
         line = bars.add_task(what, total=None)
@@ -46,7 +46,7 @@ def counter(what: str) -> Iterator[Callable[[int], None]]:
 
 
 def publish(report: Report, out: Path) -> None:
-    """Tables and findings to the terminal, everything to the folder."""
+    """Prints tables and findings, and writes everything to the folder."""
     from ..generation.files import publish_folder
 
     publish_folder(out, report.files())

@@ -1,21 +1,64 @@
-"""Reading option values that are more than one number, and writing a command down again."""
+"""Options that several commands share, values of more than one number, and the command line of a run."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import InputError
 
-# Written out here: the modules that know them take seconds to import, and `--help` must not wait for them.
+if TYPE_CHECKING:
+    from ..generation.sparsity import Sparsity
+
+# Written out here: the modules that define them take seconds to import, and `--help` must be fast.
 RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
 CONCENTRATIONS = ("broad", "medium", "sparse")
 
+# Options of commands that generate videos.
+Model = Annotated[str, typer.Option(help="world, a hub id, or a folder.")]
+Prompts = Annotated[list[str] | None, typer.Option(help="May be given several times.")]
+Size = Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")]
+Frames = Annotated[int | None, typer.Option(min=1, help="Frames of the video.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
+DenseSteps = Annotated[str | None, typer.Option(help="First steps that stay dense: 2, or a share.")]
+DenseLayers = Annotated[str | None, typer.Option(help="First layers that stay dense: 1, or a share.")]
+MinTokens = Annotated[int | None, typer.Option(min=0, help="Calls with fewer tokens stay dense.")]
+Dtype = Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Offload = Annotated[str, typer.Option(help="none, model, sequential or group.")]
+LpipsWeights = Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors), to measure LPIPS too.")]
+NoFloor = Annotated[
+    bool, typer.Option("--no-floor", help="Skip the second dense run (how far two dense runs are apart).")
+]
+ForceFolder = Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")]
+ForceFile = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+
+def clip_shape(given: SimpleNamespace) -> tuple[int | None, int | None, int | None, int | None]:
+    """Steps, height, width and frames of `--steps`, `--size` and `--frames`, in the order of a Request."""
+    from ..generation.run import parse_size
+
+    height, width = (None, None) if given.size is None else parse_size(given.size)
+    return given.steps, height, width, given.frames
+
+
+def dense_parts(given: SimpleNamespace) -> Sparsity:
+    """What stays dense: `--dense-steps`, `--dense-layers` and `--min-tokens`."""
+    from ..generation.sparsity import Sparsity
+
+    return Sparsity(
+        dense_steps=count_or_share("dense-steps", given.dense_steps),
+        dense_layers=count_or_share("dense-layers", given.dense_layers),
+        min_tokens=given.min_tokens,
+    )
+
 
 def count_or_share(name: str, text: str | None) -> float | None:
-    """'2' is two of them, '0.1' a tenth of all."""
+    """A count or a share: '2' means two, '0.1' a tenth of all."""
     if text is None:
         return None
     try:
@@ -40,7 +83,7 @@ def words(name: str, text: str) -> list[str]:
 
 
 def alone(quality: str | None, **others: object) -> None:
-    """--quality sets the error bound and the density: refuses what would contradict it."""
+    """Refuses options that would contradict --quality, which sets the error bound and the density."""
     given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
     if quality is not None and given:
         raise InputError(
@@ -50,8 +93,7 @@ def alone(quality: str | None, **others: object) -> None:
 
 
 def command_line(context: typer.Context, leave_out: tuple[str, ...] = ("out", "force")) -> str:
-    """The command that repeats a run, with the options that were given or have a default; paths that are
-    nobody else's business stay out."""
+    """The command that repeats a run: options that were given or have a default, without private paths."""
     parts = ["residua", context.info_name or ""]
     for name, value in context.params.items():
         if name in leave_out or isinstance(value, Path) or value is None or value is False:

@@ -1,4 +1,4 @@
-"""`residua plan`: what a generation will cost, dense and sparse, before anyone waits for it."""
+"""`residua plan`: estimates what a generation will cost, dense and sparse, without running it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .app import console
 
 @contextmanager
 def step_bars(quiet: bool = False) -> Iterator[Watch]:
-    """A function that opens a bar for what is named; `quiet` for all processes but the first."""
+    """A function that opens a named bar; `quiet` for all processes except the first."""
     columns = (
         TextColumn("{task.description:<24}"), BarColumn(30), MofNCompleteColumn(), TextColumn("steps"),
         TimeElapsedColumn(),

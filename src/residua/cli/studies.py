@@ -23,7 +23,7 @@ QUICK_CALLS = 4
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
-Groups = Annotated[int | None, typer.Option(min=1, help="Default: by the tokens.")]
+Groups = Annotated[int | None, typer.Option(min=1, help="Default: chosen from the number of tokens.")]
 BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Four calls and fewer settings.")]
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
@@ -76,7 +76,9 @@ def ablate(
 def reconstructions(
     context: typer.Context,
     captures: Captures,
-    density: Annotated[float, typer.Option(help="What the ingredients of anchored may cost.")] = 0.22,
+    density: Annotated[
+        float, typer.Option(help="Density at which the parts of anchored are compared.")
+    ] = 0.22,
     query_groups: Groups = None,
     kv_groups: Groups = None,
     backend: BackendName = "auto",
@@ -84,7 +86,8 @@ def reconstructions(
     out: Out = RECONSTRUCTIONS,
     force: Force = False,
 ) -> None:
-    """Compare the reconstructions at equal cost, take anchored apart, check what calls say of their error."""
+    """Compare the reconstructions at equal cost, show what each part of "anchored" adds, and check the error
+    estimates."""
     with readable_errors():
         from ..config import Config
 
@@ -97,11 +100,11 @@ def budgets(
     context: typer.Context,
     captures: Captures,
     backend: BackendName = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="One budget alone.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only one budget.")] = False,
     out: Out = BUDGETS,
     force: Force = False,
 ) -> None:
-    """Compare one budget for all heads with the same density for each, at 2 to 8 % in all."""
+    """Compare one budget shared by all heads with the same density for each, at 2 to 8 % on average."""
     with readable_errors():
         from ..config import Config
 
@@ -117,7 +120,9 @@ def rivals(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method; the median counts.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: PyTorch's.")] = None,
     backend: Annotated[str, typer.Option(help="Attention backend for all methods, or auto.")] = "auto",
-    groups: Annotated[str | None, typer.Option(help="Query and K/V groups of all methods: 64,128.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Query and K/V groups of all methods, such as 64,128.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"At most {QUICK_CALLS} calls.")] = False,
     out: Out = Path("residua-rivals"),
     force: Force = False,
@@ -128,7 +133,7 @@ def rivals(
 
 
 def _rivals(context: typer.Context, given: SimpleNamespace) -> None:
-    # imported here: the other commands must not wait for it
+    # Imported here, so that other commands do not wait for it.
     import torch
 
     from ..config import Config
@@ -168,7 +173,7 @@ def run_study(
     name: str, context: typer.Context, captures: Path, config: Config, quick: bool, out: Path, force: bool
 ) -> None:
     """Reads a capture, studies it and publishes the report."""
-    # imported here: the other commands must not wait for it
+    # Imported here, so that other commands do not wait for it.
     from ..generation.files import check_folder
     from ..lab.captures import read_captures
     from ..lab.studies.ablations.report import ablate as ablation

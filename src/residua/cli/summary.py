@@ -16,16 +16,17 @@ from .app import figures
 if TYPE_CHECKING:
     from ..world.physics import Physics
 
-WAITING = 0.1  # of the time: more, and a speed-up says as much about other programs as about this one
+WAITING = 0.1  # share of the time; above it, other programs influence a speed-up as much as this one
 METRICS = (
     ("PSNR, dB", "psnr", "{:.2f}"), ("SSIM", "ssim", "{:.4f}"), ("GMSD", "gmsd", "{:.4f}"),
     ("LPIPS", "lpips", "{:.4f}"),
 )  # fmt: skip
-LOAD = 1.5  # runnable programs per core that we use
+LOAD = 1.5  # runnable programs per core in use
 
 
 def summary(comparison: Comparison) -> Table:
-    """What was measured; why the rest was not stands below the table. Nothing sparse is said first."""
+    """What was measured, with the reasons for missing values below the table. If nothing was sparse, says so
+    first."""
     title = comparison.all_dense or f"{comparison.tokens:,} video tokens"
     dense, found = comparison.dense, comparison.quality
     table = figures(title, "", *(["sparse"] if dense is None else ["dense", "sparse"]))
@@ -55,19 +56,19 @@ def summary(comparison: Comparison) -> Table:
     amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
     row(f"{unit} of the transformer", *amounts)
     for title, metric, form in METRICS:
-        # In the dense column stands the floor: a second dense video against the first.
+        # The dense column shows the floor: a second dense video against the first.
         lowest = None if comparison.floor is None else floor_text(comparison.floor, metric, form)
         row(title + (" (dense: the floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
     for line in _physics(comparison):
         row(*line)
     reasons = [f"not measured: {name}: {reason}" for name, reason in found.not_measured.items()]
-    if reasons and dense is not None:  # without a dense video there is nothing to explain
+    if reasons and dense is not None:  # without a dense video nothing needs an explanation
         table.caption, table.caption_justify = "\n".join(reasons), "left"
     return table
 
 
 def _physics(comparison: Comparison) -> list[tuple[str, str | None, str | None]]:
-    """Names and values, dense and sparse; nothing but for clips of the model in the box."""
+    """Names and values, dense and sparse; empty except for clips of the model in the box."""
     found = comparison.physics
     if found is None:
         return []
@@ -77,8 +78,8 @@ def _physics(comparison: Comparison) -> list[tuple[str, str | None, str | None]]
     if found.from_truth is not None:
         dense = _radii(found.dense_from_truth)
         lines.append(("ball off the simulator's path, radii", dense, _radii(found.from_truth)))
-    judge = found.from_truth or found.from_dense
-    lines.append(("balls lost; bounces missed", _fate(found.dense_from_truth), _fate(judge)))
+    sparse = found.from_truth or found.from_dense
+    lines.append(("balls lost; bounces missed", _fate(found.dense_from_truth), _fate(sparse)))
     return lines
 
 
@@ -97,8 +98,8 @@ def _fate(physics: Physics | None) -> str | None:
 
 
 def busy(waiting: float | None, load: float | None, threads: int) -> str | None:
-    """Whether other work had so much of the machine that times are not to be trusted. `waiting` was measured
-    during the runs; the `load` before them stands in where the system does not tell."""
+    """A warning if other work had so much of the machine that the times cannot be trusted. `waiting` was
+    measured during the runs; the `load` before them is used where the system does not report it."""
     if waiting is not None:
         return f"Other work held up {waiting:.0%} of the time" if waiting > WAITING else None
     cores = min(threads, os.cpu_count() or 1)

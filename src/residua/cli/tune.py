@@ -1,4 +1,5 @@
-"""`residua tune`: the cheapest setting that keeps a target, as a profile that `accelerate` loads."""
+"""`residua tune`: finds the cheapest setting that keeps a target, and writes it as a profile for
+`accelerate`."""
 
 from __future__ import annotations
 
@@ -11,15 +12,32 @@ import typer
 from ..errors import InputError
 from ..world.held_out import TUNING_PROMPTS
 from .app import command, console, figures, readable_errors, writable
-from .options import command_line, count_or_share, words
+from .options import (
+    DenseLayers,
+    DenseSteps,
+    Device,
+    Dtype,
+    ForceFile,
+    Frames,
+    LpipsWeights,
+    MinTokens,
+    Model,
+    NoFloor,
+    Offload,
+    Prompts,
+    Size,
+    clip_shape,
+    command_line,
+    dense_parts,
+    words,
+)
 
 if TYPE_CHECKING:
-    from ..generation.comparison import Sparsity
     from ..generation.run import Request
     from ..generation.tune import Log, Target, Trial
 
 MAX_PROMPT_BYTES = 1 << 20
-PROMPTS = TUNING_PROMPTS[:2], TUNING_PROMPTS[2:4]  # to search and to verify on, unless others are given
+PROMPTS = TUNING_PROMPTS[:2], TUNING_PROMPTS[2:4]  # for the search and for the check, unless others are given
 TARGETS = ("psnr", "lpips", "error")
 
 
@@ -29,34 +47,34 @@ TARGETS = ("psnr", "lpips", "error")
 )
 def tune(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="world, a hub id, or a folder.")] = "world",
-    target_psnr: Annotated[float | None, typer.Option(help="At least so many dB on every video.")] = None,
+    model: Model = "world",
+    target_psnr: Annotated[
+        float | None, typer.Option(help="At least this PSNR in dB on every video.")
+    ] = None,
     target_lpips: Annotated[float | None, typer.Option(help="At most this LPIPS on every video.")] = None,
     target_error: Annotated[
         float | None, typer.Option(help="At most this estimated error of attention, such as 0.05.")
     ] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="May be given several times.")] = None,
+    prompt: Prompts = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line.")] = None,
     held_out: Annotated[
-        Path | None, typer.Option(help="Prompts to verify on; default: the same with another seed.")
+        Path | None, typer.Option(help="Prompts for the check; default: the same with another seed.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Comma separated; every prompt with each of them.")] = "0",
-    steps: Annotated[int | None, typer.Option(min=1, help="As in your runs; fewer are quicker.")] = None,
-    size: Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")] = None,
-    frames: Annotated[int | None, typer.Option(min=1)] = None,
-    tries: Annotated[int, typer.Option(min=1, help="The most settings that are tried.")] = 7,
-    dense_steps: Annotated[str | None, typer.Option(help="First dense steps: 2, or a share.")] = None,
-    dense_layers: Annotated[str | None, typer.Option(help="First dense layers: 1, or a share.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(min=0, help="Shorter calls stay dense.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none",
-    lpips: Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors).")] = None,
-    no_floor: Annotated[
-        bool, typer.Option("--no-floor", help="Not the second dense run that says what a PSNR can tell.")
-    ] = False,
+    seeds: Annotated[str, typer.Option(help="Seeds for every prompt, comma separated.")] = "0",
+    steps: Annotated[int | None, typer.Option(min=1, help="As in your runs; fewer are faster.")] = None,
+    size: Size = None,
+    frames: Frames = None,
+    tries: Annotated[int, typer.Option(min=1, help="Number of settings to try at most.")] = 7,
+    dense_steps: DenseSteps = None,
+    dense_layers: DenseLayers = None,
+    min_tokens: MinTokens = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    offload: Offload = "none",
+    lpips: LpipsWeights = None,
+    no_floor: NoFloor = False,
     out: Annotated[Path, typer.Option(help="The profile, a .toml file.")] = Path("profile.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    force: ForceFile = False,
 ) -> None:
     """Find the cheapest setting that keeps a target on your prompts, and write it as a profile."""
     with readable_errors():
@@ -64,7 +82,7 @@ def tune(
 
 
 def _tune(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here: the other commands must not wait for what generation needs.
+    # Imported here, so that other commands do not wait for it.
     from ..generation import loading, require_packages
     from ..generation.files import publish_files
     from ..generation.tune import Log, make_profile
@@ -78,7 +96,7 @@ def _tune(context: typer.Context, given: SimpleNamespace) -> None:
         raise InputError(f"--out {given.out}: wanted a name that ends in .toml")
     writable(given.out, given.force)
     facts, tuning, held_out = _requests(given)
-    base = _base(given)
+    base = dense_parts(given)
     lpips = find_lpips(given.lpips)
     if target.metric == "lpips" and isinstance(lpips, str):
         raise InputError(f"--target-lpips: {lpips}")
@@ -112,11 +130,11 @@ def _tune(context: typer.Context, given: SimpleNamespace) -> None:
 
 
 def _requests(given: SimpleNamespace) -> tuple[dict[str, Any], list[Request], list[Request]]:
-    """What the profile says about the clips, the clips to search on, and those to verify on."""
-    from ..generation.run import Request, parse_size
+    """What the profile says about the clips, the clips for the search, and those for the check."""
+    from ..generation.run import Request
 
-    height, width = (None, None) if given.size is None else parse_size(given.size)
-    shape = (given.steps, height, width, given.frames)
+    shape = clip_shape(given)
+    _, height, width, _ = shape
     prompts = [*(given.prompt or []), *_read_prompts("prompts", given.prompts)]
     others = _read_prompts("held-out", given.held_out) or prompts or list(PROMPTS[1])
     prompts = prompts or list(PROMPTS[0])
@@ -131,16 +149,6 @@ def _requests(given: SimpleNamespace) -> tuple[dict[str, Any], list[Request], li
         facts,
         [Request(text, seed, *shape) for text in prompts for seed in seeds],
         [Request(text, seed, *shape) for text in others for seed in other_seeds],
-    )
-
-
-def _base(given: SimpleNamespace) -> Sparsity:
-    from ..generation.comparison import Sparsity
-
-    return Sparsity(
-        dense_steps=count_or_share("dense-steps", given.dense_steps),
-        dense_layers=count_or_share("dense-layers", given.dense_layers),
-        min_tokens=given.min_tokens,
     )
 
 
@@ -183,7 +191,7 @@ def _seed(word: str) -> int:
 
 
 def _print_table(model: str, target: Target, log: Log) -> None:
-    """Every setting that was tried, with the floor above what it is the floor of."""
+    """Every setting that was tried, with the floor above the trials on the same clips."""
     columns = ("density", "guard", "cost", "worst", "PSNR\ndB", "LPIPS", "error", "speed\n-up", "")
     table = figures(f"{model}: {target}", "", *columns)
     for where, trials in log.trials.items():

@@ -1,8 +1,8 @@
-"""Many prompts, seeds and settings, on one machine or on a Ray cluster, and the paper's tables at the end.
+"""Evaluates many prompts, seeds and settings on one machine or a Ray cluster, and writes the paper's tables.
 
-`suite.py` reads what is asked for, `rows.py` cuts it into rows (prompt x seed x setting), `generate.py`
-makes a clip, `measure.py` compares it, `engine.py` hands rows to both, `store.py` keeps what is done,
-`report.py` tells it.
+`suite.py` reads what is asked for, `rows.py` splits it into rows (prompt x seed x setting), `generate.py`
+makes a clip, `measure.py` compares it, `engine.py` gives rows to both, `store.py` keeps the results,
+`report.py` writes the report.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PACKAGES = {"ray": "ray[data]", "pyarrow": "pyarrow"}
 
 
 def require_packages() -> None:
-    """Refuses at once where something is missing that a suite needs later."""
+    """Raises at the start if a package is missing that a suite needs later."""
     from ..generation import require_packages as require_videos
 
     missing = [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]

@@ -1,4 +1,4 @@
-"""Rows to workers: on Ray Data, or one after the other in this process."""
+"""Gives rows to workers: on Ray Data, or one after the other in this process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .records import Job, Record
 from .rows import Row, in_working_order
 
 LOCAL, OFF = "local", "off"
-MAX_STORE_BYTES = 2 << 30  # of the object store on this machine: clips on their way to be measured
-MIN_STORE_BYTES = 80 << 20  # below, Ray refuses to start
-# Set before Ray is imported, unless the user has: nothing is sent to its makers, devices stay as they are,
-# and workers have the priority of any process, because their seconds are measured.
+MAX_STORE_BYTES = 2 << 30  # object store on this machine, for clips that wait to be measured
+MIN_STORE_BYTES = 80 << 20  # Ray refuses to start with less
+# Set before Ray is imported, unless the user has set them: no usage data is sent, devices stay visible as
+# they are, and workers keep normal priority, because their seconds are measured.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_worker_niceness": "0",
 }  # fmt: skip
 
 
 class StoppedError(ResiduaError, RuntimeError):
-    """A run that could not go on; what is done stays done."""
+    """A run could not go on; finished rows are kept."""
 
 
 class Engine(Protocol):
@@ -40,7 +40,7 @@ class Engine(Protocol):
 
 
 class PlainLoop:
-    """One row after the other: for debugging, and what Ray is measured against."""
+    """One row after the other, for debugging and as the baseline for Ray's overhead."""
 
     def stream(self, job: Job, rows: Sequence[Row]) -> Iterator[Record]:
         make = Generate(replace(job, threads=job.suite.work.threads))
@@ -51,7 +51,7 @@ class PlainLoop:
 
 @dataclass(frozen=True)
 class Pool:
-    """How many workers, and what each of them takes of the cluster."""
+    """How many workers there are, and what each takes of the cluster."""
 
     workers: int
     measuring: int
@@ -63,13 +63,13 @@ class Pool:
 class RayEngine:
     """Ray Data: a pool of actors that hold the pipeline, and a pool that measures.
 
-    Actors of a round in which some died may stay, and keep the GPUs that the next round waits for: Ray ends
-    them for sure only with the connection. A connection that is not ours is left alone.
+    Actors of a round in which some died may stay alive and hold the GPUs that the next round needs: Ray is
+    only sure to end them when the connection closes. A connection that we did not open stays open.
     """
 
     def __init__(self, connect: Callable[[], None] | None = None) -> None:
         """Args:
-        connect: Connects to Ray; None if somebody else has, whose connection it then is.
+        connect: Connects to Ray; None if the caller has connected and keeps the connection.
         """
         self._connect = connect
         self._rounds = 0
@@ -92,15 +92,13 @@ class RayEngine:
         context = DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
-        context.max_errored_blocks = (
-            -1
-        )  # a row whose worker died is made in the next round, and not by waiting
+        context.max_errored_blocks = -1  # a row whose worker died is made in the next round
         items = [{"row": row.to_json()} for row in in_working_order(rows, pool.workers)]
-        # Restarts are without limit and retries none: a task that waits for a node that is gone would wait
-        # forever. `Generate` itself counts the attempts of a row.
+        # Unlimited restarts, no retries: a task that is retried for a lost node would wait forever.
+        # `Generate` counts the attempts of a row itself.
         faults: dict[str, Any] = {"max_restarts": -1, "max_task_retries": 0}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of how `faults` are given
+            warnings.simplefilter("ignore", DeprecationWarning)  # about the form in which `faults` are given
             warnings.filterwarnings("ignore", message=".*ray_remote_args.*")
             made = ray.data.from_items(items, override_num_blocks=len(items)).map(
                 make, fn_constructor_args=told, num_cpus=pool.cpus, num_gpus=pool.gpus,
@@ -116,18 +114,18 @@ class RayEngine:
                     yield {name: column[place] for name, column in batch.items()}
         except ray.exceptions.RayError as error:
             raise StoppedError(
-                f"Ray stopped ({_first_line(error)}); the same command goes on from here"
+                f"Ray stopped ({_first_line(error)}); run the same command again to continue"
             ) from error
 
 
 def plan_pool(job: Job, resources: dict[str, float], nodes: int, rows: int) -> Pool:
-    """One worker per GPU; without GPUs one per core for the model in the box, which is small, and one per
-    machine for others.
+    """One worker per GPU. Without GPUs one per core for the model in the box, which is small, and one per
+    machine for other models.
 
     Args:
         job: What is run.
-        resources: Of the whole cluster, as Ray reports them.
-        nodes: Machines in it.
+        resources: Those of the whole cluster, as Ray reports them.
+        nodes: Number of machines in it.
         rows: How many rows are to be made.
     """
     work = job.suite.work
@@ -142,7 +140,7 @@ def plan_pool(job: Job, resources: dict[str, float], nodes: int, rows: int) -> P
 
 
 def _measuring(workers: int) -> int:
-    """Measuring takes a small part of the time of making."""
+    """Few workers are enough: measuring takes a small part of the time of generating."""
     return max(1, workers // 8)
 
 
@@ -152,7 +150,7 @@ def started(address: str | None, log: Path) -> Iterator[Engine]:
 
     Args:
         address: What the user gave.
-        log: Where Ray's own words go.
+        log: File for what Ray prints.
     """
     if address == OFF:
         yield PlainLoop()
@@ -175,7 +173,8 @@ def started(address: str | None, log: Path) -> Iterator[Engine]:
 
 @contextmanager
 def _kept_quiet(log: Path) -> Iterator[None]:
-    """What Ray prints, in Python and below it, goes to a file: a lost worker is a row, not a page of text."""
+    """Sends what Ray prints, from Python and from C++, to a file: a lost worker is one failed row, not pages
+    of text."""
     with log.open("a", encoding="utf-8") as words, redirect_stdout(words):
         sys.stderr.flush()
         screen = os.dup(2)
@@ -195,7 +194,7 @@ def _initialise(ray: Any, address: str | None) -> None:
         return
     try:
         ray.init(address=address, **quiet)
-    # Ray raises whatever its transport raises.
+    # Ray passes on whatever errors its transport raises.
     except Exception as error:
         raise InputError(
             f"--ray {address}: no cluster answers ({_first_line(error)}); start one with `ray start --head`, "
@@ -208,7 +207,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _store_bytes() -> int:
-    """A tenth of the memory at most: what is on its way is a few clips; and no more than /dev/shm has."""
+    """At most a tenth of the memory, which is enough for a few clips, and no more than /dev/shm has."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [memory // 10, MAX_STORE_BYTES]
     if os.path.isdir("/dev/shm"):

@@ -1,4 +1,4 @@
-"""`Generate` makes clips, one row at a time: a plain callable, for Ray's actors and a simple loop alike."""
+"""`Generate` makes clips, one row at a time: a plain callable for Ray's actors and for a simple loop."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from .suite import Setting
 
 
 class StopError(Exception):
-    """Something that concerns every row: nothing more can be done in this run."""
+    """Something that affects every row: the run cannot go on."""
 
 
 class Generate:
-    """Loads the pipeline with its first row and keeps it."""
+    """Loads the pipeline with the first row and keeps it."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._store = job, job.store
@@ -125,7 +125,7 @@ class Generate:
         return self._pipe
 
     def _warm_up(self, pipe: Any, request: Request) -> None:
-        """Once per worker, so that no row pays for being first; also counts what a pass costs."""
+        """Once per worker, so that no row is slower for being first; also counts the FLOPs of a pass."""
         if not self._warm:
             settings = [setting.sparsity for setting in self._job.suite.settings if setting.sparsity]
             self._linear_flops = warm_up(pipe, request, settings[0], lambda name: lambda done, total: None)
@@ -134,7 +134,7 @@ class Generate:
     def _accounts(
         self, report: Report | None, setting: Setting, row: Row, clip: Generation, passes: int
     ) -> dict[str, Any]:
-        """What the sparse calls did; nothing for dense attention, which has no report."""
+        """What the sparse calls did; empty for dense attention, which has no report."""
         if report is None or setting.sparsity is None:
             return {}
         timed = Timed(clip, (clip.seconds,), (clip.cpu_seconds,), (clip.waited,))
@@ -159,13 +159,13 @@ class Generate:
 
 
 def hash_pixels(pixels: np.ndarray) -> str:
-    """Of a clip as it is shown, 8 bits a channel.  # [T, H, W, 3] uint8"""
+    """Hash of a clip as it is shown, 8 bits per channel.  # [T, H, W, 3] uint8"""
     shape = "x".join(map(str, pixels.shape)).encode()
     return hashlib.sha256(shape + b":" + np.ascontiguousarray(pixels).tobytes()).hexdigest()
 
 
 def hardware() -> str:
-    """What a clip was made on: times of two rows compare only if it is the same."""
+    """The hardware that made a clip: times of two rows are only comparable if it is the same."""
     found = machine()
     return ", ".join([*found["gpus"][:1]] or [f"{found['cpu']}, {found['threads']} threads"])
 

@@ -18,7 +18,7 @@ from .records import STOP, WAITING, Job, Record, reason_of, summary_record
 from .rows import Row
 from .store import DONE, FAILED
 
-REFERENCE_SECONDS = 30.0  # how long a clip waits for a dense one that is being made; then it is put aside
+REFERENCE_SECONDS = 30.0  # how long a clip waits for its dense clip; then it is stored for later
 
 
 class Measure:
@@ -27,8 +27,8 @@ class Measure:
     def __init__(self, job: Job, threads: int | None = 1) -> None:
         """Args:
         job: What is run.
-        threads: Of this process: one beside workers that generate, whose cores it must not take; None: as
-            they are, in the process that generates.
+        threads: Threads of this process: one if workers generate beside it, whose cores it must not take;
+            None: unchanged, in the process that generates.
         """
         self._job, self._store = job, job.store
         self._lpips: Lpips | str | None = None
@@ -69,7 +69,8 @@ class Measure:
         return self._finish(row, DONE, "", {**result, **measured})
 
     def _reference(self, row: Row) -> np.ndarray | None:
-        """Waits only while somebody makes it: a dense row that got lost is made in the next round."""
+        """Waits only while a worker makes the dense clip: a dense row that got lost is made in the next
+        round."""
         until = time.monotonic() + REFERENCE_SECONDS
         while (found := self._store.read_reference(row.reference)) is None:
             if not self._store.is_running(row.reference) or time.monotonic() > until:

@@ -15,11 +15,11 @@ PIPELINE = "WorldPipeline"
 
 
 def physics_columns(pipeline: str, row: Row, frames: np.ndarray, dense: np.ndarray) -> dict[str, Any]:
-    """How the balls keep to the simulator's paths and to those of the dense clip; nothing for other models.
+    """How closely the balls follow the simulator's paths and those of the dense clip; empty for other models.
 
     Args:
-        pipeline: Class of the pipeline that made the clip: only the world in the box follows its laws.
-        row: Whose prompt names the scene.
+        pipeline: Class of the pipeline that made the clip: only the model in the box has this physics.
+        row: The row whose prompt names the scene.
         frames: The clip, [T, H, W, 3] in [0, 1].
         dense: The dense clip of the same prompt and seed.
     """
@@ -30,7 +30,7 @@ def physics_columns(pipeline: str, row: Row, frames: np.ndarray, dense: np.ndarr
     found: dict[str, Any] = {
         "physics_dense_error": _number(physics_of(clip, scene, reference).position_error)
     }
-    # With an image of the user's, nobody knows where the balls started.
+    # With an image from the user, the true start of the balls is unknown.
     truth = physics_of(clip, scene, reference if row.image else default_layout(scene))
     return {
         **found,

@@ -1,4 +1,5 @@
-"""Prompt sets: plain text, CSV, JSONL, and the folders that VBench and PBench are published as."""
+"""Prompt sets: plain text, CSV, JSONL, scenes of the model in the box, and the folders in which VBench and
+PBench are published."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..world.held_out import SETS
 from .tables import TomlTable
 
 MAX_PROMPT_BYTES = 64 << 20
@@ -18,7 +20,7 @@ VBENCH_INFO = "VBench_full_info.json"
 VBENCH_TEXT = ("all_dimension.txt", "prompts/all_dimension.txt")
 PBENCH_INFO = "*_full_info.json"  # cosmos_predict2_bench_full_info.json, as PBench is published
 PBENCH_IMAGES = "condition_image"
-SOURCES = ("file", "texts", "vbench", "pbench")
+SOURCES = ("file", "texts", "scenes", "vbench", "pbench")
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Prompt:
 
     Args:
         text: What the pipeline gets.
-        name: Its name in a benchmark that names videos by it (PBench's `video_id`), else empty.
-        category: Dimension or category of the benchmark, for the reader.
+        name: Its name in a benchmark that names videos by it (PBench's `video_id`), otherwise empty.
+        category: Dimension or category of the benchmark, for information.
         image: The first frame for image-to-video, or None.
     """
 
@@ -43,7 +45,7 @@ def read_prompts(table: TomlTable, folder: Path) -> tuple[Prompt, ...]:
     given = [name for name in SOURCES if name in table.names()]
     if len(given) != 1:
         raise InputError(
-            f"[prompts] names {', '.join(given) or 'nothing'}: wanted one of file, texts, vbench, pbench, "
+            f"[prompts] names {', '.join(given) or 'nothing'}: wanted one of {', '.join(SOURCES)}, "
             'for example file = "prompts.txt"'
         )
     found = _dispatch(given[0], table, folder)
@@ -77,6 +79,11 @@ def _dispatch(source: str, table: TomlTable, folder: Path) -> list[Prompt]:
         if not all(isinstance(text, str) and text.strip() for text in texts):
             raise table.error("texts", 'wanted a list of prompts such as ["a cat", "a dog"]')
         return [Prompt(text.strip()) for text in texts]
+    if source == "scenes":
+        name = table.get("scenes", str)
+        if name not in SETS:
+            raise table.error("scenes", f"wanted one of {', '.join(SETS)}")
+        return [Prompt(text) for text in SETS[name]]
     path = folder / Path(table.get(source, str)).expanduser()
     if source == "file":
         return _from_file(path)
@@ -95,7 +102,7 @@ def _from_file(path: Path) -> list[Prompt]:
 
 
 def _lines(text: str, path: Path) -> Iterator[Prompt]:
-    """One prompt per line; empty lines and lines that begin with # are left out."""
+    """One prompt per line; empty lines and lines that begin with # are skipped."""
     for line in text.splitlines():
         if line.strip() and not line.startswith("#"):
             yield Prompt(line.strip())
@@ -110,7 +117,7 @@ def _csv(text: str, path: Path) -> Iterator[Prompt]:
             )
         for number, row in enumerate(reader, 2):
             yield _from_columns(row, f"{path}, line {number}", path.parent)
-    except csv.Error as error:  # a field without end, or NUL
+    except csv.Error as error:  # an unterminated field, or a NUL character
         raise InputError(f"{path}: not valid CSV ({error})") from error
 
 

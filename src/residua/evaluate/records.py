@@ -1,7 +1,7 @@
-"""What travels between the driver and the workers: the job, and a record of each row.
+"""What is sent between the driver and the workers: the job, and a record of each row.
 
-A record carries the row, a status and what is known so far. What concerns one row alone ends as a failed row
-with its reason; what concerns all of them (a full disk, a model that cannot be loaded) ends as `STOP`.
+A record holds the row, a status and what is known so far. A problem of one row ends as a failed row with its
+reason; a problem of all rows (a full disk, a model that cannot be loaded) ends as `STOP`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Job:
 def clip_record(
     row: Row, status: str, reason: str, result: dict[str, Any] | None = None, frames: np.ndarray = NO_FRAMES
 ) -> Record:
-    """A clip on its way to be measured, or why there is none."""
+    """A clip that waits to be measured, or the reason why there is none."""
     return {
         "row": row.to_json(), "status": status, "reason": reason, "result": json.dumps(result or {}),
         "frames": frames,
@@ -50,7 +50,7 @@ def clip_record(
 def summary_record(
     row: Row, status: str, reason: str, psnr: float | None = None, seconds: float | None = None
 ) -> Record:
-    """What the driver shows; NaN where there is nothing, because a column of Ray has one type."""
+    """What the driver shows; NaN where there is no value, because a column of Ray has one type."""
     nothing = float("nan")
     return {
         "id": row.id, "setting": row.setting, "status": status, "reason": reason,

@@ -1,4 +1,4 @@
-"""What a suite found, as files: report.html, report.md, report.json, and all rows as rows.parquet."""
+"""The results of a suite as files: report.html, report.md, report.json, and all rows as rows.parquet."""
 
 from __future__ import annotations
 
@@ -10,45 +10,23 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
 
-from ..generation.flops import flops_unit
 from ..generation.method_table import MAX_WAITING
 from ..lab.figures import curves
 from ..lab.report import Picture, Report, render_page, style
-from ..lab.tables import Table
+from .report_tables import Values, collect, tables
 from .scorers import RowScores
-from .statistics import (
-    ENOUGH_PROMPTS,
-    Estimate,
-    PromptValues,
-    estimate,
-    paired,
-    prompt_key,
-    prompt_values,
-    speedups,
-)
+from .statistics import ENOUGH_PROMPTS, Estimate, estimate, paired, prompt_key, prompt_values
 from .store import DONE, FAILED, rows_table
-from .suite import FLOOR, Suite
+from .suite import Suite
 
 PACKAGE = "residua.evaluate"
 WORST = 10
-SPEEDUP = "speedup"
-MAX_PARTS = 200  # points of a line of the figure
-# Column of a row -> its title, and how a mean is printed.
-METRICS: dict[str, tuple[str, str]] = {
-    "psnr": ("PSNR dB", "{:.2f}"), "ssim": ("SSIM", "{:.4f}"), "gmsd": ("GMSD", "{:.4f}"),
-    "lpips": ("LPIPS", "{:.4f}"),
-    "physics_error": ("off the physics (radii)", "{:.3f}"),
-    "physics_dense_error": ("off the dense balls (radii)", "{:.3f}"),
-    "error": ("estimated error", "{:.4f}"), "density": ("density", "{:.3f}"), "cost": ("cost", "{:.3f}"),
-    SPEEDUP: ("speed-up", "{:.2f}x"),
-}  # fmt: skip
-COMPARED = ("psnr", "ssim", "gmsd", "lpips", "physics_error", "error", "cost", SPEEDUP)
-Values = dict[str, dict[str, PromptValues]]  # setting -> metric -> prompt -> value
+MAX_PARTS = 200  # most points of a line in the figure
 
 
 @dataclass(frozen=True)
 class EvaluationReport(Report):
-    """A report of the lab with the worst prompts, side by side, and the rows that failed."""
+    """A report of the lab that also shows the worst prompts side by side and the rows that failed."""
 
     worst: Sequence[Mapping[str, Any]] = ()
     failed: Sequence[Mapping[str, Any]] = ()
@@ -76,8 +54,8 @@ def make_report(
         suite: What was evaluated.
         rows: Every row that is done or failed.
         wanted: How many rows the suite has.
-        scores: Of others, by row.
-        reasons: Why a scorer could not score.
+        scores: Scores from VBench, PBench or files, by row.
+        reasons: Why a scorer could not run.
         manifest: Versions and runs.
         command: The command line that repeats it.
     """
@@ -90,7 +68,7 @@ def make_report(
         title=suite.name,
         lead=_lead(suite, len(done), wanted),
         command=command,
-        tables=_tables(suite, values, names, done),
+        tables=tables(suite, values, names, done),
         pictures=_pictures(suite, done),
         warnings=_warnings(done, failed, wanted, manifest),
         facts=_facts(suite, done, reasons, manifest),
@@ -100,108 +78,6 @@ def make_report(
     )
     every = [{**row, **scores.get(row["id"], {})} for row in rows]
     return {**report.files(), "rows.parquet": rows_table(every, names)}
-
-
-def collect(suite: Suite, done: Sequence[Mapping[str, Any]], scores: Sequence[str] = ()) -> Values:
-    """Every metric of every setting, prompt by prompt."""
-    dense = [row for row in done if row["id"] == row["reference"]]
-    found: Values = {}
-    for setting in suite.settings:
-        rows = [row for row in done if row["setting"] == setting.name]
-        metrics = {
-            name: prompt_values(rows, name)
-            for name in (*METRICS, "seconds", "pflops", *scores)
-            if name != SPEEDUP
-        }
-        metrics[SPEEDUP] = speedups(rows, dense)
-        found[setting.name] = metrics
-    # What dense attention would have cost is known from the sparse rows of the same prompts.
-    sparse = [row for row in done if row.get("dense_pflops") is not None]
-    found[suite.settings[0].name]["pflops"] = prompt_values(sparse, "dense_pflops")
-    return found
-
-
-def _tables(
-    suite: Suite, values: Values, scores: Sequence[str], done: Sequence[Mapping[str, Any]]
-) -> list[Table]:
-    made = [_first_table(values, scores, done), _median_table(values, scores), _speed_table(values)]
-    differences = _difference_table(suite, values, scores)
-    return made if differences is None else [*made, differences]
-
-
-def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[str, Any]]) -> Table:
-    """The paper's Table 1: a mean with its interval and the median, wherever there is a value."""
-    unit, factor = flops_unit(
-        found.mean for metrics in values.values() if (found := estimate(metrics["pflops"])) is not None
-    )
-    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
-    cells = {
-        title: [_cell(estimate(metrics[metric]), form) for metrics in values.values()]
-        for metric, (title, form) in forms.items()
-    }
-    cells[unit] = [_scaled(estimate(metrics["pflops"]), factor) for metrics in values.values()]
-    cells["balls kept"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
-    shown, rows = _filled(list(values), cells)
-    return Table(
-        "Quality and efficiency (the paper's Table 1)", ("setting", *shown), rows,
-        note="mean [95 % interval from a bootstrap over prompts]. Distances are from the "
-        f"dense clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its "
-        "attention summed in another order. Cost is that of the sparse calls as a share of dense attention.",
-    )  # fmt: skip
-
-
-def _median_table(values: Values, scores: Sequence[str]) -> Table:
-    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
-    cells = {
-        title: [_median(estimate(metrics[metric]), form) for metrics in values.values()]
-        for metric, (title, form) in forms.items()
-    }
-    shown, rows = _filled(list(values), cells)
-    return Table("Medians", ("setting", *shown), rows, note="Over prompts, seeds averaged first.")
-
-
-def _filled(
-    names: Sequence[str], cells: dict[str, list[str]]
-) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-    """Titles of the columns that hold any value, and the lines of a table of them."""
-    shown = {title: column for title, column in cells.items() if any(cell != "-" for cell in column)}
-    return list(shown), tuple((name, *line) for name, *line in zip(names, *shown.values(), strict=True))
-
-
-def _speed_table(values: Values) -> Table:
-    rows = []
-    for name, metrics in values.items():
-        seconds, speedup = estimate(metrics["seconds"]), estimate(metrics[SPEEDUP])
-        spread = "-"
-        if speedup is not None:
-            low, high = speedup.quartiles
-            found = metrics[SPEEDUP].values()
-            spread = f"{low:.2f} to {high:.2f} ({min(found):.2f} to {max(found):.2f})"
-        rows.append((name, _cell(seconds, "{:.2f}"), _cell(speedup, "{:.2f}x"), spread))
-    return Table(
-        "Speed", ("setting", "seconds", "speed-up", "middle half (all)"), tuple(rows),
-        note="Of the whole generation, against the dense clip of the same prompt and seed, on one hardware.",
-    )  # fmt: skip
-
-
-def _difference_table(suite: Suite, values: Values, scores: Sequence[str]) -> Table | None:
-    """Every two sparse settings, prompt by prompt."""
-    names = [setting.name for setting in suite.settings if setting.sparsity is not None]
-    pairs = list(itertools.combinations(names, 2))
-    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
-    cells = {
-        forms[metric][0]: [
-            _difference(paired(values[a][metric], values[b][metric]), forms[metric][1]) for a, b in pairs
-        ]
-        for metric in (*COMPARED, *scores)
-    }
-    shown, rows = _filled([f"{a} - {b}" for a, b in pairs], cells)
-    if not pairs or not shown:
-        return None
-    return Table(
-        "Paired differences", ("settings", *shown), rows,
-        note="Mean difference on the same prompts [95 % interval]; * where the interval leaves out zero.",
-    )  # fmt: skip
 
 
 def worst_prompts(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -251,7 +127,7 @@ def _pictures(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[Picture]:
                 Picture(
                     f"per-{label}", f"Error and cost per {label}",
                     f"Mean over all prompts and seeds; sparse calls only, numbered by {label}.",
-                    curves(panels, label, ""),
+                    curves(panels, label, "", residua=suite.own_settings),
                 )
             )  # fmt: skip
     return pictures
@@ -279,7 +155,7 @@ def _lead(suite: Suite, done: int, wanted: int) -> str:
 def _warnings(
     done: Sequence[Mapping[str, Any]], failed: Sequence[Any], wanted: int, manifest: Mapping[str, Any]
 ) -> list[str]:
-    """What a reader must know before the numbers."""
+    """What a reader must know before reading the numbers."""
     told = []
     prompts = len({prompt_key(row) for row in done})
     if prompts < ENOUGH_PROMPTS:
@@ -290,16 +166,18 @@ def _warnings(
     if missing:
         told.append(f"{missing} of {wanted} rows are missing: run the same command again.")
     if failed:
-        told.append(f"{len(failed)} of {wanted} rows failed; they are listed below and in no mean.")
+        told.append(f"{len(failed)} of {wanted} rows failed; they are listed below and not part of any mean.")
     identical = sum(bool(row["identical"]) for row in done)
     if identical:
         told.append(
-            f"{identical} clip(s) are identical to the dense one: their PSNR is infinite and in no mean."
+            f"{identical} clip(s) are identical to the dense one: infinite PSNR, not part of any mean."
         )
     if len({json.dumps(run["versions"], sort_keys=True) for run in manifest["runs"]}) > 1:
-        told.append("Rows were made with different versions of the software; the manifest has them.")
+        told.append("Rows were made with different versions of the software; the manifest lists them.")
     if len({row["hardware"] for row in done}) > 1:
-        told.append("Rows were made on different hardware: speed-ups are taken only where it is the same.")
+        told.append(
+            "Rows were made on different hardware: speed-ups only compare rows made on the same hardware."
+        )
     waited = max(((row["waited"] or 0.0) / row["seconds"] for row in done if row["seconds"]), default=0.0)
     if waited > MAX_WAITING:
         told.append(
@@ -337,7 +215,7 @@ def _facts(
 
 
 def _reasons(text: str | None) -> dict[str, str]:
-    """What a row says was not measured, and why; nothing if it is not as it was written."""
+    """What was not measured for a row, and why; empty if the text is not as we wrote it."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -380,35 +258,3 @@ def _data(
 
 def _plain(found: Estimate | None) -> dict[str, Any] | None:
     return None if found is None else {**asdict(found), "quartiles": list(found.quartiles)}
-
-
-def _cell(found: Estimate | None, form: str) -> str:
-    if found is None:
-        return "-"
-    interval = ""
-    if found.low is not None and found.high is not None and found.low < found.high:
-        interval = f" [{form.format(found.low)}, {form.format(found.high)}]"
-    return f"{form.format(found.mean)}{interval}"
-
-
-def _median(found: Estimate | None, form: str) -> str:
-    return "-" if found is None else form.format(found.median)
-
-
-def _scaled(found: Estimate | None, factor: float) -> str:
-    return "-" if found is None else f"{found.mean * factor:.2f}"
-
-
-def _difference(found: Estimate | None, form: str) -> str:
-    if found is None:
-        return "-"
-    signed = form.replace("{:", "{:+")
-    interval = ""
-    if found.low is not None and found.high is not None:
-        interval = f" [{signed.format(found.low)}, {signed.format(found.high)}]"
-    return f"{signed.format(found.mean)}{interval}{' *' if found.excludes_zero else ''}"
-
-
-def _kept(rows: Sequence[Mapping[str, Any]]) -> str:
-    known = [row["physics_kept"] for row in rows if row["physics_kept"] is not None]
-    return f"{sum(known)} of {len(known)} clips" if known else "-"

@@ -1,4 +1,4 @@
-"""A suite as rows: prompt x seed x setting, each with a name that never changes."""
+"""A suite as rows: prompt x seed x setting, each with an id that never changes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from .prompts import Prompt
 from .suite import Setting, Suite
 
-MAX_NAME_BYTES = 180  # of a video without its number: file systems take 255
+MAX_NAME_BYTES = 180  # of a video's name without its number: file systems allow 255
 ID_LENGTH = 20
-MAX_HASHED_BYTES = 64 << 20  # larger files of a model folder are told apart by name and size
+MAX_HASHED_BYTES = 64 << 20  # larger files of a model folder are identified by name and size
 
 
 @dataclass(frozen=True)
 class Row:
-    """One clip to make. `reference` is the id of the dense row that it is compared with (its own for dense),
-    `video` the file's place in the folder."""
+    """One clip to make. `reference` is the id of the dense row it is compared with (its own id for dense),
+    `video` the path of the file in the folder."""
 
     id: str
     prompt: str
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def pair(self) -> tuple[str, str | None, int]:
-        """What the row shares with its dense row."""
+        """What the row has in common with its dense row."""
         return self.prompt, self.image, self.seed
 
 
@@ -50,7 +50,7 @@ def make_rows(suite: Suite, model_hash: str) -> list[Row]:
 
     Args:
         suite: What to evaluate.
-        model_hash: Tells models apart (`hash_model`).
+        model_hash: Identifies the model (`hash_model`).
     """
     rows = []
     dense = suite.settings[0]
@@ -70,8 +70,8 @@ def make_rows(suite: Suite, model_hash: str) -> list[Row]:
 
 
 def in_working_order(rows: Sequence[Row], ahead: int) -> list[Row]:
-    """Dense rows begin `ahead` pairs before the rows that are compared with them, so that hardly any of
-    these has to wait for its reference; otherwise pair by pair, so that a stopped run has whole pairs."""
+    """Sorts rows so that each dense row comes `ahead` pairs before the rows that need it, which then hardly
+    ever have to wait. Otherwise pair by pair, so that an interrupted run has whole pairs."""
     places = {pair: place for place, pair in enumerate(dict.fromkeys(row.pair for row in rows))}
 
     def place(row: Row) -> int:
@@ -81,7 +81,8 @@ def in_working_order(rows: Sequence[Row], ahead: int) -> list[Row]:
 
 
 def missing_rows(rows: Iterable[Row], done: set[str], references: set[str]) -> list[Row]:
-    """What is left to do. A dense row is made again if others need its frames and they are gone."""
+    """The rows that are left to do. A dense row is made again if others need its frames and these are
+    gone."""
     rows = list(rows)
     open_rows = [row for row in rows if row.id not in done]
     needed = {row.reference for row in open_rows} - references
@@ -90,7 +91,8 @@ def missing_rows(rows: Iterable[Row], done: set[str], references: set[str]) -> l
 
 
 def hash_model(model: str) -> str:
-    """Tells models apart: contents of a folder's files (of large ones name and size), or the name."""
+    """Identifies a model: by the contents of a folder's files (name and size of large ones), or by its
+    name."""
     folder = Path(model)
     if not folder.is_dir():
         return _hash(["name", model])
@@ -113,7 +115,7 @@ def _hash(parts: Any) -> str:
 
 
 def _video(prompt: Prompt, setting: Setting, seed: int, number: int) -> str:
-    """As the scorers look for it: VBench's {prompt}-{i}.mp4, or PBench's {video_id}__{seed}.mp4."""
+    """The file name that the scorers expect: VBench's {prompt}-{i}.mp4 or PBench's {video_id}__{seed}.mp4."""
     if prompt.name:
         return f"videos/{setting.name}/{_file_name(prompt.name)}__{seed}.mp4"
     image = "" if prompt.image is None else f" {_hash(prompt.image)[:8]}"
@@ -121,7 +123,7 @@ def _video(prompt: Prompt, setting: Setting, seed: int, number: int) -> str:
 
 
 def _file_name(text: str) -> str:
-    """The text itself where a file can be called so, else something like it with a hash."""
+    """The text itself if it is a valid file name, else a similar one with a hash."""
     safe = "".join("_" if letter in "/\\\0" or ord(letter) < 32 else letter for letter in text)
     safe = safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").lstrip(".")
     return safe if safe == text else f"{safe} {_hash(text)[:8]}"

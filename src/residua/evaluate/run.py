@@ -1,4 +1,4 @@
-"""A whole run: what is missing, in rounds until nothing is, and the report."""
+"""A whole run: makes what is missing, in rounds until nothing is missing, then writes the report."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Outcome:
 
 
 class Watcher:
-    """Hears what happens; the command line shows it. This one keeps quiet."""
+    """Is told what happens; the command line shows it. This base class shows nothing."""
 
     def begin(self, rows: Sequence[Row], finished: Sequence[dict[str, Any]], store: Store) -> None:
-        """Which rows there are, and which of them are done before anything runs."""
+        """Called with all rows and those that are done before anything runs."""
 
     def told(self, summary: Record) -> None:
-        """One more row."""
+        """Called after each row."""
 
 
 def evaluate(
@@ -64,14 +64,14 @@ def evaluate(
     watcher: Watcher | None = None,
     engine: Engine | None = None,
 ) -> Outcome:
-    """Does what is missing of a suite and writes the report.
+    """Makes the missing rows of a suite and writes the report.
 
     Args:
         suite: What to evaluate.
         out: The folder; rows that are in it already are not made again.
         options: Where to run, and what to do with an older folder.
-        watcher: Hears what happens.
-        engine: Instead of what `options.address` names.
+        watcher: Is told what happens.
+        engine: Used instead of the one that `options.address` names.
 
     Returns:
         How many rows there are, are done, and failed.
@@ -107,18 +107,18 @@ def evaluate(
 
 
 def _rounds(engine: Engine, job: Job, rows: Sequence[Row], finished: set[str], watcher: Watcher) -> None:
-    """Rows whose worker died are handed out again, until nothing is left or nothing moves any more."""
+    """Gives out rows whose worker died again, until nothing is left or a round makes no progress."""
     store, finished, idle = job.store, set(finished), 0
     while True:
         todo = missing_rows(rows, finished, store.references())
-        # A row that kills its worker is found out at the attempt after the last one.
+        # A row that kills its worker is recognised at the attempt after the last one.
         if not todo or idle > job.suite.work.retries + 1:
             return
         before = len(finished)
         for summary in engine.stream(job, todo):
             if summary["status"] == STOP:
                 raise StoppedError(
-                    f"{summary['reason']}. What is done is kept: the same command goes on from there"
+                    f"{summary['reason']}. Finished rows are kept: run the same command again to continue"
                 )
             if summary["status"] in (DONE, FAILED):
                 finished.add(str(summary["id"]))
@@ -127,7 +127,7 @@ def _rounds(engine: Engine, job: Job, rows: Sequence[Row], finished: set[str], w
 
 
 def check_manifest(found: dict[str, Any] | None, suite: Suite, extend: bool, out: Path) -> dict[str, Any]:
-    """The manifest to go on with; refuses a folder of another suite.
+    """The manifest to continue with; refuses a folder of another suite.
 
     Args:
         found: What the folder has, or None.
@@ -161,7 +161,8 @@ def check_manifest(found: dict[str, Any] | None, suite: Suite, extend: bool, out
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What is gone or changed, and what was added. Seeds count by their place: it is in the videos' names."""
+    """What is gone or changed, and what was added. Seeds count by position, because that is in the videos'
+    names."""
     gone, added = [], []
     if list(new["seeds"])[: len(old["seeds"])] != list(old["seeds"]):
         gone.append(f"seeds {list(old['seeds'])}; new ones belong at the end")
@@ -190,7 +191,7 @@ def _about_run(run: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that can change a row, and of what ran it."""
+    """Versions of everything that can change a row, and of what ran it."""
     import importlib.metadata
 
     return {
@@ -221,6 +222,6 @@ def _finish(
 
 
 def _absolute(suite: Suite) -> Suite:
-    """Workers may run in another folder than the driver."""
+    """The suite with absolute paths: workers may run in another folder than the driver."""
     folder = Path(suite.model)
     return replace(suite, model=str(folder.resolve())) if folder.is_dir() and "/" in suite.model else suite

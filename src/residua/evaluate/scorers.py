@@ -1,4 +1,5 @@
-"""Scores of others: VBench and PBench run on the videos where they are installed; files of scores join."""
+"""Scores from outside: runs VBench and PBench on the videos if they are installed, and reads files of
+scores."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import InputError
 from ..generation.files import publish_files
 from ..json_text import is_finite
@@ -19,7 +22,7 @@ from ..lab.vbench import DIMENSIONS
 from .suite import Suite
 
 MAX_SCORE_BYTES = 256 << 20
-CLASSES = {"vbench": ("vbench", "VBench"), "pbench": ("pbench", "PBench")}  # module, class: one interface
+CLASSES = {"vbench": ("vbench", "VBench"), "pbench": ("pbench", "PBench")}  # module, class; same interface
 SCORED = {
     "vbench": DIMENSIONS,
     "pbench": ("aesthetic_quality", "background_consistency", "imaging_quality", "motion_smoothness",
@@ -29,20 +32,22 @@ HINT = {
     "vbench": "VBench is not installed: pip install vbench, in an environment of its own",
     "pbench": "PBench is not installed: it is `predict` of github.com/SHI-Labs/physical-ai-bench",
 }
+PERCENT = ("imaging_quality",)  # both give it out of 1 for all videos, and out of 100 for each
 RowScores = dict[str, dict[str, float]]  # row id -> name -> score
 
 
 def join_scores(
-    folder: Path, suite: Suite, rows: Sequence[Mapping[str, Any]], device: str = "cuda"
+    folder: Path, suite: Suite, rows: Sequence[Mapping[str, Any]], device: str | None = None
 ) -> tuple[RowScores, dict[str, str]]:
-    """Every score by row, and the reasons for what could not be scored.
+    """Every score by row, and the reasons for scores that are missing.
 
     Args:
-        folder: Of the suite.
+        folder: The folder of the suite.
         suite: Which scorers to run and which files to read.
         rows: The rows that are done.
-        device: Where scorers run.
+        device: Where scorers run; None: on a GPU if there is one.
     """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     scores: RowScores = {}
     reasons: dict[str, str] = {}
     for name in suite.scorers:
@@ -62,7 +67,7 @@ def join_scores(
 def _cached(
     folder: Path, name: str, setting: str, rows: Sequence[Mapping[str, Any]], device: str
 ) -> dict[str, Any] | str:
-    """What a scorer wrote for these very clips before, or what it says now."""
+    """What a scorer wrote for exactly these clips earlier, or else what it says now."""
     path = folder / "scores" / f"{name} {setting}.json"
     hashes = sorted(str(row["hash"]) for row in rows)
     if path.is_file():
@@ -78,13 +83,14 @@ def _cached(
 def run_scorer(
     name: str, videos: Path, rows: Sequence[Mapping[str, Any]], scratch: Path, device: str
 ) -> dict[str, Any] | str:
-    """Runs VBench or PBench on a folder of videos; its results as it wrote them, or the reason why not."""
+    """Runs VBench or PBench on a folder of videos. Returns its results as it wrote them, or the reason for
+    none."""
     module, class_name = CLASSES[name]
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return HINT[name]
     scratch.mkdir(exist_ok=True)
-    prompts = {str(videos / Path(row["video"]).name): row["prompt"] for row in rows}
+    prompts = {Path(row["video"]).name: row["prompt"] for row in rows}  # they put the folder before the name
     try:
         scorer = getattr(importlib.import_module(module), class_name)(
             device, str(Path(spec.origin).with_name("VBench_full_info.json")), str(scratch)
@@ -93,7 +99,7 @@ def run_scorer(
             videos_path=str(videos), name=f"{name}-{videos.name}", dimension_list=list(SCORED[name]),
             prompt_list=prompts, mode="custom_input",
         )  # fmt: skip
-    # It downloads models and runs them: hours of videos must outlive whatever that raises.
+    # It downloads and runs models: whatever that raises must not lose hours of videos.
     except Exception as error:
         return f"{class_name} failed ({type(error).__name__}: {error})"
     results = scratch / f"{name}-{videos.name}_eval_results.json"
@@ -104,7 +110,8 @@ def run_scorer(
 
 
 def from_results(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prefix: str) -> RowScores:
-    """From {dimension: [mean, [{video_path, video_results}]]}, as VBench and PBench write it."""
+    """Reads {dimension: [mean, [{video_path, video_results}]]}, the format of VBench and PBench. Every score
+    is out of 1."""
     by_name = {(row["setting"], Path(row["video"]).name): row["id"] for row in rows}
     scores: RowScores = {}
     for dimension, entry in results.items():
@@ -117,13 +124,14 @@ def from_results(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
             row_id = by_name.get((path.parent.name, path.name))
             value = one.get("video_results")
             if row_id is not None and is_finite(value):
-                scores.setdefault(row_id, {})[f"{prefix} {dimension}"] = float(value)
+                score = float(value) / 100 if dimension in PERCENT else float(value)
+                scores.setdefault(row_id, {})[f"{prefix} {dimension}"] = score
     return scores
 
 
 def read_scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> RowScores:
-    """A file that the user has: results of VBench or PBench (.json), or rows of `setting`, `prompt`, `seed`
-    and any scores (.csv, .jsonl)."""
+    """Reads a file of the user's: results of VBench or PBench (.json), or rows with `setting`, `prompt`,
+    `seed` and any scores (.csv, .jsonl)."""
     if path.stat().st_size > MAX_SCORE_BYTES:
         raise InputError(f"{path}: larger than {MAX_SCORE_BYTES >> 20} MiB; wanted scores")
     if path.suffix == ".json":
@@ -142,7 +150,9 @@ def read_scores(path: Path, rows: Sequence[Mapping[str, Any]]) -> RowScores:
         if key in by_row:
             scores[by_row[key]] = _numbers(entry, f"{path}, row {number}")
     if not scores:
-        raise InputError(f"{path}: no row of it is a row of this suite (setting, prompt and seed must agree)")
+        raise InputError(
+            f"{path}: none of its rows belongs to this suite (setting, prompt and seed must match)"
+        )
     return scores
 
 

@@ -1,7 +1,8 @@
 """Means, medians, intervals and paired differences over prompts.
 
-The unit is the prompt: values of several seeds are averaged first, because two seeds of one prompt are no two
-prompts. Sums are exact (`math.fsum`), so that no order of rows and no number of shards changes a mean.
+The unit is the prompt: values of several seeds are averaged first, because two seeds of a prompt do not count
+as two prompts. Sums are exact (`math.fsum`), so that neither the order of rows nor the number of shards
+changes a mean.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 4000
-ENOUGH_PROMPTS = 8  # a percentile bootstrap of fewer reads too narrow
+ENOUGH_PROMPTS = 8  # with fewer, a percentile bootstrap gives intervals that are too narrow
 INTERVAL = 0.95
-MAX_SHARES = 1 << 22  # of one part of the resamples
+MAX_SHARES = 1 << 22  # most entries of one part of the resamples
 PromptValues = dict[str, float]  # prompt -> mean over its seeds
 
 
@@ -34,7 +35,7 @@ class Estimate:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the interval leaves out zero; never of so few prompts that it is too narrow itself."""
+        """Whether the interval excludes zero; False if there are too few prompts to trust the interval."""
         if self.low is None or self.high is None or self.prompts < ENOUGH_PROMPTS:
             return False
         return self.low > 0 or self.high < 0
@@ -51,12 +52,12 @@ def prompt_values(rows: Iterable[Mapping[str, Any]], column: str) -> PromptValue
 
 
 def prompt_key(row: Mapping[str, Any]) -> str:
-    """What tells prompts apart: PBench has several videos of one text."""
+    """What identifies a prompt: PBench has several videos with the same text."""
     return f"{row.get('prompt_name') or ''}\n{row['prompt']}"
 
 
 def estimate(values: PromptValues) -> Estimate | None:
-    """Of a metric, or of a difference; None without any value."""
+    """The estimate for a metric or a difference; None without any value."""
     if not values:
         return None
     ordered = np.array([values[prompt] for prompt in sorted(values)])
@@ -80,7 +81,7 @@ def bootstrap(values: np.ndarray) -> tuple[float | None, float | None]:
 
 @lru_cache(maxsize=8)
 def _resamples(prompts: int) -> list[np.ndarray]:
-    """How often each prompt is drawn, as shares [resamples, prompts], in parts: the same for every metric."""
+    """How often each prompt is drawn, as shares [resamples, prompts], in parts; the same for every metric."""
     generator = np.random.default_rng(0)
     parts = max(1, RESAMPLES * prompts // MAX_SHARES)
     sizes = [len(part) for part in np.array_split(np.arange(RESAMPLES), parts)]
@@ -89,7 +90,7 @@ def _resamples(prompts: int) -> list[np.ndarray]:
 
 
 def paired(first: PromptValues, second: PromptValues) -> Estimate | None:
-    """Of `first - second` over the prompts that both have."""
+    """The estimate of `first - second` over the prompts that both have."""
     return estimate({prompt: first[prompt] - second[prompt] for prompt in first if prompt in second})
 
 

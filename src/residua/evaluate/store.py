@@ -1,9 +1,9 @@
-"""The folder of a suite: one Parquet file per row, written whole or not at all, and the manifest.
+"""The folder of a suite: one Parquet file per row, written completely or not at all, and the manifest.
 
 manifest.json        suite, versions, hashes of the rows
 rows/<id>.parquet    one row each
 videos/<setting>/    the clips, named as VBench and PBench look for them
-references/<id>.npy  frames of the dense clips, that others are compared with
+references/<id>.npy  frames of the dense clips, which others are compared with
 waiting/<id>.npz     clips whose dense clip is not there yet
 running/<id>         what is being made at this moment
 logs/<id>.log        what happened to a row
@@ -37,7 +37,7 @@ from .rows import Row
 FORMAT, VERSION = "residua-evaluation", 1
 DONE, FAILED = "done", "failed"
 MANIFEST, LOCK = "manifest.json", "lock"
-SAME = ("reference", "prompt", "prompt_name", "setting", "seed", "video")  # by which a row is one of a suite
+SAME = ("reference", "prompt", "prompt_name", "setting", "seed", "video")  # equal for the same row
 FOLDERS = ("rows", "videos", "references", "waiting", "running", "logs")
 
 _PART = pa.struct(
@@ -79,7 +79,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One run at a time; the system opens the lock again when a run dies, however it dies."""
+        """Allows one run at a time; the system releases the lock when a run ends, even if it crashes."""
         with (self.folder / LOCK).open("a+", encoding="utf-8") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,7 +123,7 @@ class Store:
         return cast("dict[str, Any]", rows[0]) if whole else None
 
     def rows_of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """The rows that are done or failed, in their order; one that says it is of another prompt, setting,
+        """The rows that are done or failed, in their order; a file that belongs to another prompt, setting,
         seed or video counts as missing."""
         found = {row["id"]: row for row in self.read_rows([row.id for row in rows])}
         return [
@@ -133,7 +133,7 @@ class Store:
         ]
 
     def done(self, rows: Sequence[Row]) -> set[str]:
-        """Ids of rows that need no work: failed ones, and done ones if their video is there."""
+        """Ids of rows that need no work: failed ones, and done ones whose video exists."""
         known = {row.id: row for row in rows}
         return {
             found["id"]
@@ -193,8 +193,8 @@ class Store:
         self._waiting(row_id).unlink(missing_ok=True)
 
     def begin(self, row_id: str, run: str, phase: str) -> tuple[int, str]:
-        """Marks a row as being made; returns which attempt of this run it is, and in which phase the attempt
-        before it died."""
+        """Marks a row as being made. Returns the number of this attempt within the run, and the phase in
+        which the previous attempt died."""
         before = self._read_mark(row_id)
         attempt = int(before.get("attempt", 0)) + 1 if before.get("run") == run else 1
         self._mark(row_id, run, phase, attempt)
@@ -204,7 +204,7 @@ class Store:
         self._mark(row_id, run, phase, attempt)
 
     def is_running(self, row_id: str) -> bool:
-        """Whether somebody makes it: a worker of this machine that is gone does not."""
+        """Whether a worker makes the row now; a worker of this machine that has died does not count."""
         mark = self._read_mark(row_id)
         if not mark or mark["host"] != socket.gethostname():
             return bool(mark)
@@ -238,7 +238,7 @@ class Store:
         publish_files({self.folder / "running" / row_id: json.dumps(mark).encode()})
 
     def log(self, row_id: str, text: str) -> None:
-        """One more line about a row, as good as the disk allows: a log must not stop a run."""
+        """Adds a line to the log of a row. Errors are ignored: a log must not stop a run."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             with (self.folder / "logs" / f"{row_id}.log").open("a", encoding="utf-8") as stream:
@@ -281,7 +281,7 @@ class Store:
 
 
 def _has_outline(manifest: dict[str, Any]) -> bool:
-    """Whether the parts of a manifest are there, each of its kind."""
+    """Whether all parts of a manifest are there, with the right types."""
     suite = manifest.get("suite")
     if not isinstance(suite, dict) or not isinstance(manifest.get("model_hash"), str):
         return False

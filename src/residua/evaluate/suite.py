@@ -9,9 +9,9 @@ from typing import Any
 
 from ..config import Config, read_toml
 from ..errors import InputError
-from ..generation.comparison import Sparsity
 from ..generation.loading import DTYPES, OFFLOADS
 from ..generation.run import Request, parse_size
+from ..generation.sparsity import Sparsity
 from ..integration.quality import QUALITIES
 from ..methods import method_names
 from .prompts import Prompt, read_prompts
@@ -19,7 +19,7 @@ from .tables import TomlTable, did_you_mean
 
 DENSE, FLOOR = "dense", "dense again"
 SCORERS = ("vbench", "pbench")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")  # it is also a folder
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")  # also used as a folder name
 _NUMBERS = ("density", "max_error", "dense_steps", "dense_layers")
 
 
@@ -28,7 +28,7 @@ class Setting:
     """One way to generate. `sparsity` is None for dense attention, and for the floor."""
 
     name: str
-    options: dict[str, Any] = field(default_factory=dict)  # as in the suite; decides the row's id
+    options: dict[str, Any] = field(default_factory=dict)  # as in the suite; part of the row's id
 
     @property
     def is_dense(self) -> bool:
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Generation:
-    """What every clip has in common; None leaves it to the pipeline."""
+    """What all clips have in common; None leaves a value to the pipeline."""
 
     steps: int | None = None
     height: int | None = None
@@ -67,15 +67,15 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Work:
-    """How the work is done; nothing of it changes a result that it should not."""
+class Workers:
+    """How the work is done; none of it changes a measured result."""
 
     device: str = "auto"
     dtype: str = "auto"
     offload: str = "none"
-    workers: int | None = None  # None: one per GPU, or by the cores
-    threads: int | None = None  # of a worker on the CPU; None: by the cores and workers
-    retries: int = 1  # of a row whose worker died, or that failed for a reason that may pass
+    workers: int | None = None  # None: one per GPU, or depending on the cores
+    threads: int | None = None  # of a worker on the CPU; None: depending on cores and workers
+    retries: int = 1  # for a row whose worker died, or that failed for a reason that may pass
     keep_references: bool = True
 
 
@@ -88,18 +88,23 @@ class Suite:
     seeds: tuple[int, ...]
     settings: tuple[Setting, ...]
     generation: Generation = Generation()
-    work: Work = Work()
+    work: Workers = Workers()
     lpips: str | None = None
     scorers: tuple[str, ...] = ()
     scores: tuple[str, ...] = ()
     name: str = "evaluation"
+
+    @property
+    def own_settings(self) -> list[str]:
+        """The settings that are Residua's own method, not the paper's or another's."""
+        return [one.name for one in self.settings if one.sparsity is not None and one.sparsity.is_residua]
 
     def setting(self, name: str) -> Setting:
         return next(setting for setting in self.settings if setting.name == name)
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """What rows of one folder must share: another value makes every row another one."""
+        """What all rows of a folder must have in common: a change would make every row a different one."""
         same = {name: getattr(self.work, name) for name in ("dtype", "device")}
         return {"model": self.model, **asdict(self.generation), **same}
 
@@ -108,7 +113,7 @@ class Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """The suite of a TOML file; InputError says what is wrong with it, and the way out."""
+    """Reads a suite from a TOML file; InputError says what is wrong and what to do."""
     data = read_toml(path, 'model = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"')
     try:
         return _suite(TomlTable(data), path)
@@ -174,13 +179,15 @@ def _settings(table: TomlTable, floor: bool) -> tuple[Setting, ...]:
         options = _options(table.table(name))
         if name == DENSE:
             if options:
-                raise InputError(f"[settings.{DENSE}] takes nothing: it is the reference, and always there")
+                raise InputError(
+                    f"[settings.{DENSE}] takes no options: it is the reference, which always runs"
+                )
             continue
         found.append(_checked(Setting(name, options)))
     table.finish()
     if not any(setting.sparsity for setting in found):
         raise InputError(
-            'no setting beside dense: write, for example, [settings.balanced] quality = "balanced"'
+            'no setting other than dense: write, for example, [settings.balanced] quality = "balanced"'
         )
     return tuple(found)
 
@@ -200,7 +207,7 @@ def _options(table: TomlTable) -> dict[str, Any]:
 
 
 def _checked(setting: Setting) -> Setting:
-    """Refused now, not after a model is loaded."""
+    """Checks the setting now, not after a model is loaded."""
     place = f"[settings.{setting.name}]"
     if not setting.options:
         raise InputError(f"{place} is empty: wanted method, quality, density or config")
@@ -218,8 +225,8 @@ def _checked(setting: Setting) -> Setting:
     return setting
 
 
-def _work(table: TomlTable) -> Work:
-    found = Work(
+def _work(table: TomlTable) -> Workers:
+    found = Workers(
         device=table.get("device", str, "auto"), dtype=table.get("dtype", str, "auto"),
         offload=table.get("offload", str, "none"), workers=table.get("workers", int),
         threads=table.get("threads", int), retries=table.get("retries", int, 1),

@@ -1,4 +1,4 @@
-"""Tables of a TOML file, read name by name: a wrong type or an unknown name is refused with the way out."""
+"""Reads tables of a TOML file name by name: a wrong type or an unknown name is refused with a hint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class TomlTable:
-    """One table with the place that it stands at, for messages such as `[generation] steps`."""
+    """One table and its place in the file, for messages such as `[generation] steps`."""
 
     def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
         self.where = where
@@ -40,13 +40,13 @@ class TomlTable:
         return value
 
     def need(self, name: str, kind: type, example: str) -> Any:
-        """The value of a name that must be there."""
+        """The value of a required name."""
         if self.get(name, kind) is None:
             raise InputError(f"{self._place(name)} is missing: write, for example, {example}")
         return self._values[name]
 
     def table(self, name: str) -> TomlTable:
-        """A table inside this one; empty if it is not there."""
+        """A table inside this one; empty if it is missing."""
         where = f"{self.where}.{name}" if self.where else name
         return TomlTable(self.get(name, dict, {}), where)
 
@@ -54,7 +54,7 @@ class TomlTable:
         return list(self._values)
 
     def finish(self) -> None:
-        """Refuses what nobody asked for: a misspelt name must not be ignored."""
+        """Refuses names that were not read: a misspelt name must not be ignored."""
         for name in self._values:
             if name not in self._asked:
                 hint = did_you_mean(name, self._asked) or f"; there are: {', '.join(self._asked)}"

@@ -1,7 +1,7 @@
 """Recorded attention calls on disk: a folder with `manifest.json` and one safetensors file per call.
 
-A folder without a manifest is read too, if it holds safetensors files with q, k, v [N, D] that are called
-`model_L<layer>_H<head>...`. Nothing but safetensors and JSON is ever opened.
+A folder without a manifest can be read too, if it holds safetensors files with q, k, v [N, D] whose names are
+`model_L<layer>_H<head>...`. Only safetensors and JSON files are ever opened.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PLAIN_NAME = re.compile(r"(?P<model>.+?)_L(?P<layer>\d+)_H(?P<head>\d+)(_S(?P<s
 
 @dataclass(frozen=True)
 class CapturedCall:
-    """One recorded call of one head. Text tokens are those that are not video: their keys are pinned, their
+    """One recorded call of one head. Text tokens are all that are not video: their keys are pinned, their
     query rows are computed exactly."""
 
     path: Path
@@ -105,7 +105,7 @@ def read_captures(folder: str | Path) -> list[CapturedCall]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a capture folder, its outline checked."""
+    """The manifest of a capture folder, with its structure checked."""
     path = folder / MANIFEST
     try:
         if path.is_symlink() or path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -187,7 +187,7 @@ def _described(
     text: Any,
     text_queries: Any,
 ) -> CapturedCall:
-    """Checks the file's outline and the numbers against each other."""
+    """Checks the file's shapes and the numbers against each other."""
     shapes = _outline(path)
     queries, head_dim = shapes["q"][-2:]
     keys = shapes["k"][-2]
@@ -245,7 +245,7 @@ def _outline(path: Path) -> dict[str, list[int]]:
 
 
 def _opened(path: Path) -> Any:
-    """The file for reading, after a look at what cannot be trusted to the parser: links and sizes."""
+    """Opens the file after checking what the parser cannot be trusted with: links and sizes."""
     try:
         if path.is_symlink():
             raise InputError(f"{path}: a link; wanted the file itself")
@@ -258,4 +258,4 @@ def _opened(path: Path) -> Any:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        raise InputError(f"{path}: not a sound safetensors file ({error}); capture it again") from error
+        raise InputError(f"{path}: not a valid safetensors file ({error}); capture it again") from error

@@ -1,5 +1,5 @@
-"""Figures of the lab, drawn without a display and without touching matplotlib's global state. Each is made
-twice: as PNG for files, and as SVG whose text and axes take the colours of the page that it stands in."""
+"""Figures of the lab, drawn without a display and without changing matplotlib's global state. Each is made
+twice: as PNG for files, and as SVG whose text and axes take the colours of the page it is in."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from itertools import cycle
 from typing import Any
 
 from ..errors import InputError
-from ..palette import GRID, INK, MARKS, OTHERS, PART_COLOURS, REFERENCE, RESIDUA, colours
+from ..palette import DASHES, GRID, INK, MARKS, OTHERS, PART_COLOURS, REFERENCE, RESIDUA, colours
 
-# Colours of a drawing -> variables of the page.
+# Colours of a drawing -> CSS variables of the page.
 PAGE_COLOURS = {INK: "var(--ink)", GRID: "var(--line)", RESIDUA: "var(--blue)"}
-MANY_POINTS = 2000  # of a scatter: more are drawn as a picture inside the SVG
+MANY_POINTS = 2000  # a scatter with more points is drawn as a bitmap inside the SVG
 _FONTS = re.compile(r"(font: [^;\"]*?px) [^;\"]*")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure, twice."""
+    """One figure in both formats."""
 
     png: bytes
-    svg: str  # an element to stand in a page
+    svg: str  # an element for a page
 
 
 def canvas(columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 3.9) -> tuple[Any, Any]:
-    """A figure and its axes [rows, columns], in the house style."""
+    """A figure and its axes [rows, columns] in the common style."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -50,7 +50,7 @@ def canvas(columns: int = 1, rows: int = 1, width: float = 5.2, height: float = 
 
 
 def drawn(figure: Any) -> Drawing:
-    """The figure as files. No time, no program name, no random ids: the same numbers give the same bytes."""
+    """The figure as files. No date, no program name, no random ids: the same numbers give the same bytes."""
     from matplotlib import rc_context
 
     png, svg = io.BytesIO(), io.StringIO()
@@ -64,7 +64,7 @@ def drawn(figure: Any) -> Drawing:
 
 
 def _for_page(svg: str) -> str:
-    """Without the prologue of a file, as wide as its place, in the page's colours and fonts."""
+    """The SVG without its file header, as wide as its container, in the page's colours and fonts."""
     svg = _PROLOGUE.sub("", svg)
     opening, rest = svg.split(">", 1)
     svg = re.sub(r' (width|height)="[^"]*"', "", opening) + ">" + rest
@@ -115,26 +115,31 @@ def curves(
     ylabel: str,
     marker_at: float | None = None,
     log: bool = False,
-    residua: str | None = None,
+    residua: Sequence[str] = (),
 ) -> Drawing:
-    """One panel per title, one line per name through its (x, y) points; `residua` names our line."""
+    """One panel per title, one line per name through its (x, y) points; `residua` names our lines, which
+    have one colour and differ in their dashes."""
     columns = min(2, len(panels))
     figure, axes = canvas(columns, -(-len(panels) // columns), width=4.9, height=3.4)
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, (title, lines) in zip(axes.flat, panels.items(), strict=False):
-        chosen = colours(list(lines), residua)
+        chosen = colours(list(lines), *residua)
+        dashes = dict(zip(residua, cycle(DASHES), strict=False))
         for (name, pairs), mark in zip(lines.items(), cycle(MARKS), strict=False):
             x, y = zip(*pairs, strict=True)
-            axis.plot(x, y, marker=mark, markersize=4.5, color=chosen[name], label=name)
+            style = dashes.get(name, DASHES[0])
+            axis.plot(x, y, style, marker=mark, markersize=4.5, color=chosen[name], label=name)
         if marker_at is not None:
             axis.axvline(marker_at, color=INK, linewidth=0.8, linestyle="--")
         axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
+        if all(float(x).is_integer() for pairs in lines.values() for x, _ in pairs):
+            axis.xaxis.get_major_locator().set_params(integer=True)
         if log:
             _log_ticks(axis)
         else:
             axis.set_ylim(bottom=0)
-    # below the panels: inside, some line always runs through it
+    # below the panels: inside them it would cover lines
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(
         handles, names, frameon=False, fontsize=8, ncols=min(4, len(names)), loc="outside lower center",
@@ -153,9 +158,7 @@ def _log_ticks(axis: Any) -> None:
     axis.yaxis.set_minor_locator(NullLocator())
 
 
-def bars(
-    panels: Mapping[str, Mapping[str, Mapping[str, float]]], ylabel: str, residua: str | None = None
-) -> Drawing:
+def bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], ylabel: str, residua: str) -> Drawing:
     """One panel per title: a cluster per model, a bar per setting; `residua` names our bar."""
     groups = next(iter(panels.values()))
     figure, axes = canvas(len(panels), width=max(4.9, 1.8 * len(groups)), height=3.6)
@@ -182,8 +185,8 @@ def ranked(
     residua: str,
     references: Sequence[str] = (),
 ) -> Drawing:
-    """One panel per title: (name, value, remark) as bars, the least at the top. `residua` names our bar,
-    `references` what nobody could run."""
+    """One panel per title: (name, value, remark) as bars, the smallest at the top. `residua` names our bar,
+    `references` those that are not methods, such as dense attention and the oracle."""
     figure, axes = canvas(len(panels), width=6.6, height=4.8)
     for axis, (title, found) in zip(axes[0], panels.items(), strict=True):
         ordered = sorted(found, key=lambda bar: -bar[1])
@@ -226,7 +229,7 @@ def estimate_scatter(
 
 
 def stacked(bars: Mapping[str, Mapping[str, float]], xlabel: str) -> Drawing:
-    """One bar per name, from the top; its parts from the left, the same for all."""
+    """One horizontal bar per name; its parts from left to right, in the same order for all."""
     figure, axes = canvas(width=9.6, height=1.4 + 0.45 * len(bars))
     axis, names = axes[0, 0], list(bars)
     parts = [part for part in next(iter(bars.values())) if any(found[part] > 0 for found in bars.values())]

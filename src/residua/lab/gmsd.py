@@ -1,8 +1,8 @@
 """GMSD, a perceptual distance that needs no weights: gradient magnitude similarity deviation (Xue, Zhang, Mou
 and Bovik, "Gradient Magnitude Similarity Deviation", IEEE Transactions on Image Processing, 2014).
 
-Edges are what the eye follows. Where two frames have edges of different strength, their similarity falls; how
-unevenly it falls over the frame is the distance. 0 is identical.
+It compares edges: where two frames have edges of different strength, their similarity falls, and the distance
+is how unevenly it falls over the frame. 0 is identical.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import InputError
 
 CONSTANT = 170 / 255**2  # the paper's, for values in [0, 1]
 LUMA = (0.299, 0.587, 0.114)
-MIN_PIXELS = 6  # half of them must hold a Prewitt window
+MIN_PIXELS = 6  # half of them must fit a Prewitt window
 
 
 def gmsd(x: Tensor, y: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def gmsd(x: Tensor, y: Tensor) -> Tensor:
         y: The same shape.
 
     Returns:
-        [T], from 0 (identical) upwards; the standard deviation over all places where a window fits.
+        [T], from 0 (identical) upwards: the standard deviation over all positions where a window fits.
     """
     if min(x.shape[-2:]) < MIN_PIXELS:
         raise InputError(f"frames of {x.shape[-1]} x {x.shape[-2]}: GMSD needs {MIN_PIXELS} pixels")

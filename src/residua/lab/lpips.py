@@ -1,5 +1,5 @@
-"""LPIPS v0.1 with AlexNet. Its weights do not come with Residua: they are read from a safetensors file that
-the user has, or taken from the `lpips` and `torchvision` packages where those are installed."""
+"""LPIPS v0.1 with AlexNet. Its weights do not come with Residua: they are read from a safetensors file of the
+user's, or from the `lpips` and `torchvision` packages if these are installed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ CONVOLUTIONS = (
 POOL_BEFORE = (1, 2)
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
-MIN_PIXELS = 31  # below, nothing is left after the second pooling
+MIN_PIXELS = 31  # in smaller frames nothing is left after the second pooling
 MAX_FILE_BYTES = 64 << 20
 NO_WEIGHTS = (
-    "no LPIPS weights: give a safetensors file with --lpips, or install the packages lpips and torchvision"
+    "no LPIPS weights: give a safetensors file (--lpips, or lpips in the suite), "
+    "or install the packages lpips and torchvision"
 )
 
 Distance = Callable[[Tensor, Tensor], Tensor]  # two batches [T, 3, H, W] in [-1, 1] -> [T, ...]
@@ -71,12 +72,13 @@ def find_lpips(path: str | Path | None = None) -> Lpips | str:
         return NO_WEIGHTS
     try:
         return Lpips.from_packages()
-    except (ImportError, OSError, RuntimeError) as error:  # a broken pair of packages, or no download
+    except (ImportError, OSError, RuntimeError) as error:  # incompatible packages, or no download
         return f"the lpips package failed: {error}"
 
 
 class AlexDistance:
-    """Differences of unit-normalised features at five depths, weighted per channel, averaged over places."""
+    """Differences of unit-normalised features at five depths, weighted per channel, averaged over
+    positions."""
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
         self._weights = weights
@@ -134,7 +136,7 @@ def _checked(path: Path, found: dict[str, Tensor], name: str, shape: tuple[int, 
     tensor = found.get(name, found.get(f"{name}.weight"))
     if tensor is None:
         raise InputError(f"{path}: no tensor {name!r}; wanted conv0..4.weight, conv0..4.bias and lin0..4")
-    # A channel weight may be stored as the 1 x 1 convolution that it is.
+    # A channel weight may be stored as a 1 x 1 convolution.
     squeezed = tuple(tensor.shape) if name.startswith("conv") else (tensor.numel(),)
     if squeezed != shape:
         raise InputError(f"{path}: {name} has shape {list(tensor.shape)}; wanted {list(shape)}")

@@ -23,7 +23,7 @@ Progress = Callable[[int], None]  # calls recorded so far
 
 @dataclass(frozen=True)
 class Selection:
-    """What to record. None takes all; negative numbers count from the end."""
+    """What to record. None records all; negative numbers count from the end."""
 
     layers: tuple[int | str, ...] | None = None
     heads: tuple[int, ...] | None = None
@@ -32,14 +32,14 @@ class Selection:
 
 
 class Recorder:
-    """Stands before `Layer.run` of every selected layer."""
+    """Wraps `Layer.run` of every selected layer."""
 
     def __init__(self, writer: CaptureWriter, selection: Selection, pipe: Any, progress: Progress | None):
         self.writer = writer
         self.selection = selection
         self.pipe = pipe
         self.progress = progress
-        self.full = False  # the size limit was met
+        self.full = False  # the size limit was reached
         self.seen: set[int] = set()  # steps
         self.skipped: set[str] = set()  # reasons
 
@@ -100,18 +100,18 @@ class Recorder:
         if steps is None:
             return None
         if total is None and min(steps, default=0) < 0:
-            raise InputError(f"steps={list(steps)}: nothing says how many steps there are; count from 0")
+            raise InputError(f"steps={list(steps)}: the number of steps is unknown; count from 0")
         return set(steps) if total is None else set(_numbers("steps", steps, total))
 
     def _stop(self) -> None:
-        """Everything wanted is there: pipelines that can be interrupted need not finish the video."""
+        """Stops the pipeline, if it can be interrupted, because everything wanted is recorded."""
         if hasattr(self.pipe, "_interrupt"):
             self.pipe._interrupt = True
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The tokens of one batch element that are no padding, and where its video stands among them."""
+    """The tokens of one batch element that are not padding, and where its video is among them."""
 
     queries: Tensor | None  # None: all
     keys: Tensor | None
@@ -132,7 +132,7 @@ def _places(site: Site, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Plac
     for kept in valid.cpu():
         before = torch.nn.functional.pad(kept.cumsum(0), (1, 0)).tolist()
         index = kept.nonzero()[:, 0].to(q.device)
-        # the query rows of padding are nobody's output
+        # nobody reads the query rows of padding
         same = queries == keys
         places.append(
             _Place(
@@ -159,7 +159,7 @@ def _numbers(name: str, wanted: Sequence[int] | None, total: int) -> list[int]:
 
 @contextmanager
 def dense_on_purpose() -> Iterator[None]:
-    """A host that stays dense warns its user; here that is what was asked for."""
+    """Silences the warning that nothing was sparse, because here that is intended."""
     logger = logging.getLogger("residua.integration")
     before, logger.disabled = logger.disabled, True
     try:
@@ -172,7 +172,7 @@ def dense_on_purpose() -> Iterator[None]:
 def recording(
     pipe: Any, writer: CaptureWriter, selection: Selection, progress: Progress | None = None
 ) -> Iterator[Recorder]:
-    """Everything that `pipe` runs inside this block is dense, and the selected calls are written."""
+    """Inside this block everything that `pipe` runs is dense, and the selected calls are written."""
     from ..diffusers import accelerate
     from ..integration.settings import chosen_layers
 
@@ -206,16 +206,15 @@ def capture(
 ) -> Recorder:
     """Runs `pipe(**arguments)` once and writes the selected self-attention calls into `folder`.
 
-    The run stops when all of them are there. The same call again goes on where an earlier one was cut short,
-    and records what is missing. `run` describes the generation in the manifest; by default, the arguments
-    that are plain values.
+    The run stops when all of them are recorded. Repeating the call after an interruption records what is
+    missing. `run` describes the generation in the manifest; by default, the arguments that are plain values.
 
     >>> residua.lab.capture(pipe, "captures", layers=[2, 5], heads=[0, 1], steps=[4, 5], prompt="...")
     """
     plain = {name: value for name, value in arguments.items() if isinstance(value, (str, int, float))}
     generator = arguments.get("generator")
     if isinstance(generator, torch.Generator):
-        # the seed alone does not tell two generators apart that have drawn differently often
+        # the seed is not enough: a generator may have been used before
         plain["generator"] = hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
     name = model or type(pipe).__name__.removesuffix("Pipeline")
     writer = CaptureWriter(folder, name, limit_bytes, plain if run is None else run)

@@ -1,4 +1,5 @@
-"""One study as files: `report.html` that needs nothing else, `report.md`, `report.json`, and the figures."""
+"""One study as files: `report.html`, which loads nothing else, `report.md`, `report.json`, and the
+figures."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ TEMPLATES = "residua.lab", "templates"
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its words."""
+    """A figure with its caption."""
 
     name: str  # of its file, without the ending
     title: str
@@ -28,15 +29,15 @@ class Picture:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what the numbers say about it: True, False, or None where they cannot tell; `mixed` if it
-    holds for some models, or for some of what it says. `instead` is a verdict of its own."""
+    """A claim and what the numbers say about it: True, False, or None if they do not decide; `mixed` if it
+    holds for some models or in part. `instead` replaces the verdict."""
 
     claim: str
     holds: bool | None
     evidence: str
     mixed: bool = False
     instead: str = ""
-    any_length: bool = False  # whether short calls say as much about it as long ones
+    any_length: bool = False  # whether short calls count as much as long ones
 
     @property
     def verdict(self) -> str:
@@ -49,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a command of the lab found. `facts` are lines of small print, `data` goes to JSON alone."""
+    """The results of a command of the lab. `facts` are footnotes, `data` only goes into the JSON."""
 
     title: str
     lead: str
@@ -57,7 +58,7 @@ class Report:
     tables: Sequence[Table]
     pictures: Sequence[Picture] = ()
     findings: Sequence[Finding] = ()
-    warnings: Sequence[str] = ()  # what a reader must know before the numbers
+    warnings: Sequence[str] = ()  # what a reader must know before reading the numbers
     facts: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -97,17 +98,17 @@ class Report:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def page(self) -> str:
-        """Escapes everything that it is given, runs no script and loads nothing."""
+        """The page. Everything inserted is escaped; it runs no script and loads nothing."""
         return render_page("lab.html", report=self, style=style("lab.css"))
 
 
 def render_page(name: str, package: str = TEMPLATES[0], **values: Any) -> str:
-    """A template, which may extend those of the lab, with everything that it is given escaped.
+    """A template, which may extend those of the lab, with all values escaped.
 
     Args:
-        name: Of the template.
-        package: Whose folder `templates` holds it.
-        **values: What it asks for.
+        name: Name of the template.
+        package: The package whose folder `templates` holds it.
+        **values: Values that the template uses.
     """
     try:
         from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -129,7 +130,7 @@ def style(*names: str, package: str = TEMPLATES[0]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN; a figure that is not a number is null."""
+    """Plain values for JSON: NaN becomes null."""
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

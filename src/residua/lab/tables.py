@@ -1,4 +1,4 @@
-"""Tables of the lab: once as data, then for the terminal, for Markdown and for the page."""
+"""Tables of the lab as data, rendered for the terminal, for Markdown and for the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = str | float | int | None
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a name and values. Text stands as it is; `emphasis` names the row that is the method."""
+    """Rows of a name and values. Text is shown as it is; `emphasis` names the row of the method."""
 
     title: str
     columns: tuple[str, ...]
@@ -31,7 +31,7 @@ class Table:
         }
 
     def markdown(self) -> str:
-        """GitHub's dialect; a bar in a cell would end it."""
+        """The table in GitHub's Markdown, with bars in cells escaped."""
 
         def line(cells: Sequence[str]) -> str:
             return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

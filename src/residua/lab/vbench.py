@@ -1,5 +1,5 @@
-"""A hook for VBench, the benchmark that scores a video on its own. It is large, brings its own models and
-needs a GPU for most of them: Residua runs it where the user installed it, and says so where it did not."""
+"""A hook for VBench, a benchmark that scores a video without a reference. It is large, brings its own models
+and needs a GPU for most of them: Residua runs it if the user has installed it, and otherwise says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOT_INSTALLED = "VBench is not installed: pip install vbench, in an environment 
 
 
 def installed() -> str | None:
-    """None where VBench can be imported, else the reason why not."""
+    """None if VBench can be imported, else the reason why not."""
     found = importlib.util.find_spec("vbench")
     return NOT_INSTALLED if found is None or found.origin is None else None
 
@@ -40,7 +40,7 @@ def vbench(
             scorer.evaluate(
                 videos_path=str(video), name="residua", dimension_list=list(dimensions), mode="custom_input"
             )
-        # It downloads models and runs them: a video that took an hour must outlive whatever that raises.
+        # It downloads and runs models: whatever that raises must not lose a video that took an hour.
         except Exception as error:
             return f"VBench failed ({type(error).__name__}: {error})"
         results = Path(folder) / "residua_eval_results.json"

@@ -1,5 +1,5 @@
-"""How far one video is from another, frame by frame: PSNR, SSIM, GMSD, LPIPS. What cannot be measured here
-carries its reason and never a number.
+"""How far one video is from another, frame by frame: PSNR, SSIM, GMSD, LPIPS. A metric that cannot be
+measured has a reason instead of a number.
 
 Videos are [T, H, W, 3] with values in [0, 1], as pipelines return them: float arrays or tensors, or uint8.
 """
@@ -30,7 +30,7 @@ __all__ = ["Lpips", "VideoQuality", "find_lpips", "frames_of", "psnr", "psnr_per
 
 @dataclass(frozen=True)
 class VideoQuality:
-    """One video against its reference. A value of None has its reason in `not_measured`."""
+    """One video against its reference. If a value is None, `not_measured` has the reason."""
 
     psnr: float | None  # dB
     ssim: float | None
@@ -55,7 +55,7 @@ class VideoQuality:
 
 
 def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
-    """Every metric that can be taken; `lpips` is a network, or the reason why there is none."""
+    """All metrics that can be computed; `lpips` is a network, or the reason why there is none."""
     pair = _aligned(video, reference)
     missing: dict[str, str] = {}
 
@@ -83,8 +83,8 @@ def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
 
 
 def psnr(video: Any, reference: Any) -> float:
-    """Peak signal-to-noise ratio in dB from the mean squared error of the whole video: never above the mean
-    over the frames, and defined where single frames are identical. Infinite for identical videos."""
+    """Peak signal-to-noise ratio in dB, from the mean squared error of the whole video: never above the mean
+    over the frames, and defined even if single frames are identical. Infinite for identical videos."""
     return _psnr(*_aligned(video, reference))
 
 
@@ -94,7 +94,7 @@ def psnr_per_frame(video: Any, reference: Any) -> list[float]:
 
 def ssim(video: Any, reference: Any) -> float:
     """Structural similarity with the standard Gaussian window (11 x 11, sigma 1.5), per channel, over the
-    places where the window fits; mean over channels and frames."""
+    positions where the window fits; mean over channels and frames."""
     return _mean_ssim(*_aligned(video, reference))
 
 
@@ -129,7 +129,7 @@ def _mean_ssim(x: Tensor, y: Tensor) -> float:
 
 
 def _ssim(x: Tensor, y: Tensor) -> Tensor:
-    """[T, 3, H, W] -> [T]. In double precision: variances are differences of nearly equal numbers."""
+    """[T, 3, H, W] -> [T]. In double precision, because variances are differences of nearly equal numbers."""
     x, y = x.double(), y.double()
     offset = torch.arange(SSIM_WINDOW, dtype=x.dtype, device=x.device) - SSIM_WINDOW // 2
     line = torch.exp(-(offset**2) / (2 * SSIM_SIGMA**2))

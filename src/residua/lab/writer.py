@@ -1,4 +1,4 @@
-"""Writing captures: bounded, whole files only, and able to go on where an earlier run stopped."""
+"""Writes captures: with a size limit, complete files only, and able to continue an interrupted run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .captures import FORMAT, MANIFEST, VERSION, Grid, Ranges, entry_key, read_c
 
 
 class CaptureWriter:
-    """Adds calls to a folder, the manifest after every one, so that a run that was cut short can go on.
+    """Adds calls to a folder and updates the manifest after each, so that an interrupted run can continue.
 
-    `run` says what was generated; a folder that holds another model or run is refused. `limit_bytes` bounds
-    the tensors of the whole folder.
+    `run` says what was generated; a folder of another model or run is refused. `limit_bytes` limits the
+    tensors of the whole folder.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class CaptureWriter:
         text: Ranges | None = None,
         text_queries: Ranges | None = None,
     ) -> bool:
-        """Writes one head: q [Nq, D], k [Nk, D], v [Nk, Dv]. False if it is there already or would not fit
-        the limit."""
+        """Writes one head: q [Nq, D], k [Nk, D], v [Nk, Dv]. False if it exists already or would exceed the
+        limit."""
         tensors = {name: _compact(x) for name, x in zip("qkv", (q, k, v), strict=True)}
         size = sum(x.numel() * x.element_size() for x in tensors.values())
         if self.has(layer, head, step, branch) or self.bytes + size > self.limit_bytes:
@@ -115,7 +115,7 @@ def clear_capture(folder: Path) -> None:
 
 
 def _compact(x: Tensor) -> Tensor:
-    """Half precision, unless a value leaves its range."""
+    """Half precision, unless a value is out of its range."""
     x = x.detach().to("cpu")
     if x.dtype in (torch.float16, torch.bfloat16):
         return x.contiguous()
@@ -124,7 +124,7 @@ def _compact(x: Tensor) -> Tensor:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Whole or not at all."""
+    """Writes a file completely or not at all."""
     handle, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
     os.close(handle)
     try:

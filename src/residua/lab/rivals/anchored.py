@@ -9,8 +9,8 @@ from .response import grouping_products, settings
 
 @register
 class Anchored(Rival):
-    """SparsePR's groups and routing; what is skipped enters through an expansion around the query centroids.
-    The budget pays for all of it: fewer exact pairs are left than for the others."""
+    """SparsePR's groups and routing; skipped groups enter through an expansion around the query centroids.
+    The budget pays for all of it, so fewer exact pairs are left than for the others."""
 
     name = "anchored"
     title = "anchored (Residua)"
@@ -22,7 +22,7 @@ class Anchored(Rival):
         out, receipt = attention(task.q, task.k, task.v, config, scale=task.scale, return_receipt=True)
         beside = {name: float(work.sum()) for name, work in receipt.beside.items()}
         prediction = beside.pop("routing", 0.0)
-        # both as they are charged: a pair is D + Dv products
+        # converted to what they are charged: a pair is D + Dv products
         products = {
             "prediction": round(prediction),
             "compensation": round(sum(beside.values())),

@@ -1,9 +1,10 @@
-"""What a rival is: a training-free method that answers one attention call within a budget of query-key pairs.
+"""What a rival is: a training-free method that computes one attention call within a budget of query-key
+pairs.
 
-One accounting for all. A *pair* is a query row times a key, evaluated exactly and used in the softmax; its
-share of all pairs is the density, and no rival may exceed the target. Everything else that costs products of
-head-dim vectors (scores of blocks, centroids in place of keys, distances of k-means) is counted beside it:
-reported, not charged. A method that is `all_in` is charged for it too, except for grouping.
+The accounting is the same for all. A *pair* is a query row times a key, evaluated exactly and used in the
+softmax; its share of all pairs is the density, and no rival may exceed the target. All other products of
+head-dim vectors (scores of blocks, centroids in place of keys, distances of k-means) are counted separately:
+reported, not charged. A method that is `all_in` is charged for them too, except for grouping.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from ...config import Config
 from ...errors import InputError
-from ...execution.backend import Backend, Demand, choose_backend
+from ...execution.backend import Backend, Demand
+from ...execution.selection import choose_backend
 from ...inputs import validate
 from ...registry import Registry
 from ...sizing import default_groups
@@ -35,14 +37,14 @@ class Task:
     v: Tensor  # [B, H, Nk, Dv] fp32
     density: float
     scale: float
-    grid: tuple[int, ...] | None = None  # of the tokens, row-major; None if they have no places
-    groups: tuple[int, int] | None = None  # query groups, K/V groups; None: as many as Residua takes
+    grid: tuple[int, ...] | None = None  # of the tokens, row-major; None if they have no positions
+    groups: tuple[int, int] | None = None  # query groups, K/V groups; None: Residua's defaults
     backend_name: str = "auto"
-    stopwatch: Stopwatch | None = None  # who wants to know where the time goes
-    centres: dict[str, Tensor] | None = None  # of an earlier call, by name, and left for a later one
+    stopwatch: Stopwatch | None = None  # for the time of each stage; None: not measured
+    centres: dict[str, Tensor] | None = None  # from an earlier call, by name; updated for a later one
 
     def __post_init__(self) -> None:
-        Config(density=self.density)  # refuses a density that makes no sense
+        Config(density=self.density)  # refuses an invalid density
         if self.q.shape[1] != self.k.shape[1]:
             raise InputError(f"{self.q.shape[1]} heads, {self.k.shape[1]} K/V heads: repeat the K/V heads")
 
@@ -55,16 +57,16 @@ class Task:
         return choose_backend(self.backend_name, Demand.of(self.call))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Time spent inside counts for this stage, if anybody wants to know."""
+        """Time spent inside counts for this stage, if it is measured."""
         return nullcontext() if self.stopwatch is None else self.stopwatch.stage(name)
 
     def start(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Centres of that name from an earlier call, if they have this shape; None starts cold."""
+        """Centres of that name from an earlier call, if they have this shape; None: start cold."""
         found = None if self.centres is None else self.centres.get(name)
         return found if found is not None and found.shape == shape else None
 
     def leave(self, name: str, centres: Tensor) -> None:
-        """Keeps centres for a later call, where there will be one."""
+        """Stores centres for a later call, if there will be one."""
         if self.centres is not None:
             self.centres[name] = centres
 
@@ -94,7 +96,7 @@ class Task:
 
     @property
     def group_counts(self) -> tuple[int, int]:
-        """Query and K/V groups, the same for all rivals, so that nobody routes on a finer raster."""
+        """Query and K/V groups, the same for all rivals, so that none has finer groups than another."""
         query, kv = self.groups or default_groups(self.rows, self.keys)
         return min(query, self.rows), min(kv, self.keys)
 
@@ -114,15 +116,15 @@ class Outcome:
 
     out: Tensor  # [B, H, Nq, Dv] fp32
     pairs: dict[str, int]  # exact pairs by purpose: routed, probe
-    products: dict[str, int] = field(default_factory=dict)  # beside them: prediction, compensation, grouping
+    products: dict[str, int] = field(default_factory=dict)  # others: prediction, compensation, grouping
     route: Route | None = None  # the cells behind the routed pairs
     lse: Tensor | None = None  # [B, H, Nq] log-sum-exp over the routed pairs alone
-    added_lse: Tensor | None = None  # [B, H, Nq] log of the mass that a compensation added to them
-    probe_rows: Tensor | None = None  # [B, H, M] rows that were computed exactly to learn from them
+    added_lse: Tensor | None = None  # [B, H, Nq] log of the mass that a compensation added
+    probe_rows: Tensor | None = None  # [B, H, M] rows that were computed exactly to learn from
 
     @property
     def total_lse(self) -> Tensor:
-        """Log of the mass that the output stands for, so that more keys can join it.  # [B, H, Nq]"""
+        """Log of the mass that the output stands for, so that further keys can be added.  # [B, H, Nq]"""
         assert self.lse is not None
         return self.lse if self.added_lse is None else torch.logaddexp(self.lse, self.added_lse)
 
@@ -134,22 +136,22 @@ class Outcome:
     def routed(
         out: Tensor, lse: Tensor, route: Route, products: dict[str, int], added_lse: Tensor | None = None
     ) -> Outcome:
-        """The outcome of a method whose exact pairs are its cells and nothing else."""
+        """The outcome of a method whose exact pairs are exactly its cells."""
         return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse, added_lse)
 
 
 class Rival:
-    """Base of the rivals. A new one is a class with `@register`, in a file of its own."""
+    """Base class of the rivals. A new one is a class with `@register`, in a file of its own."""
 
     name: ClassVar[str]  # as on the command line
     title: ClassVar[str]  # as in a table
     source: ClassVar[str]  # whose idea it is, and where it is described
-    simplified: ClassVar[str] = "nothing"  # against that description
-    all_in: ClassVar[bool] = False  # whether the target pays for what is beside the pairs, too
-    reference: ClassVar[bool] = False  # not a method anyone could run: dense attention, the oracle
+    simplified: ClassVar[str] = "nothing"  # what this implementation leaves out of that description
+    all_in: ClassVar[bool] = False  # whether the target also covers products other than pairs
+    reference: ClassVar[bool] = False  # not a usable method: dense attention, the oracle
 
     def refuses(self, task: Task) -> str | None:
-        """Why this method has no answer for the call, or None."""
+        """Why this method cannot compute the call, or None."""
         return None
 
     def run(self, task: Task) -> Outcome:
@@ -162,7 +164,7 @@ RENAMED = {"spargeattn": "sparge", "spargeattn-gate": "sparge-gate", "sparsepr":
 
 
 def find(names: list[str] | None) -> list[Rival]:
-    """The rivals of these names, in their order; all of them without names."""
+    """The rivals of these names, in their order; all if no names are given."""
     unknown = [name for name in names or [] if name not in RIVALS]
     for name in unknown:
         if name in RENAMED:

@@ -1,4 +1,5 @@
-"""What skipped cells add, from the means of their keys and values; and how it joins the exact part."""
+"""What skipped cells contribute, computed from the means of their keys and values, and how it joins the exact
+part."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CHUNK = 1 << 22  # logits at a time
 
 @dataclass(frozen=True)
 class Tail:
-    """The skipped part of every row, as if each key were at its group's mean."""
+    """The skipped part of every row, as if each key lay at its group's mean."""
 
     out: Tensor  # [B, H, Nq, Dv] softmax over the skipped groups; 0 for a row that skips nothing
     lse: Tensor  # [B, H, Nq] log of its mass; -inf for a row that skips nothing

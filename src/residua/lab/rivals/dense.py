@@ -1,4 +1,4 @@
-"""Dense attention: what all others are compared with."""
+"""Dense attention, the reference for all others."""
 
 from __future__ import annotations
 

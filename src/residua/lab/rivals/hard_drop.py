@@ -1,4 +1,4 @@
-"""SparsePR's partition and routing without its reconstruction: what is skipped is dropped."""
+"""SparsePR's partition and routing without its reconstruction: skipped pairs are dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .response import grouping_products, response_groups, settings
 
 @register
 class HardDrop(Rival):
-    """Response-coupled groups, cells by their mass at the query centroids, renormalised over what is kept."""
+    """Response-coupled groups, cells chosen by their mass at the query centroids, softmax over the kept keys
+    only."""
 
     name = "hard-drop"
     title = "hard drop (no reconstruction)"

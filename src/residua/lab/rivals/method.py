@@ -1,5 +1,5 @@
-"""The rivals as methods of a whole model: text tokens, padding, grouped heads, warm starts and receipts
-around what each of them does with the video tokens of one call."""
+"""Makes rivals usable in a whole model: adds text tokens, padding, grouped heads, warm starts and receipts to
+what each does with the video tokens of one call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ...attention import exact_attention
 from ...budget import SharedBudget
 from ...config import Config
 from ...errors import InputError
-from ...execution.backend import Backend, Demand, choose_backend
+from ...execution.backend import Backend, Demand
+from ...execution.selection import choose_backend
 from ...inputs import Spans, validate
 from ...methods import METHODS, Method
 from ...routing import pair_budget, pinned_keys, valid_keys
@@ -23,7 +24,7 @@ ALWAYS = "exact rows, pinned keys and one cell per query group are always evalua
 
 
 class RivalState:
-    """Centres of the last call, to start the next one from."""
+    """Centres of the last call, from which the next one starts."""
 
     def __init__(self) -> None:
         self.centres: dict[int, dict[str, Tensor]] = {}  # part of the batch -> name -> centres
@@ -42,7 +43,7 @@ class RivalState:
 
 
 class RivalMethod(Method):
-    """One rival in the place of `residua.attention`."""
+    """One rival in place of `residua.attention`."""
 
     def __init__(self, rival: Rival) -> None:
         self.rival = rival
@@ -96,7 +97,7 @@ class _Run:
         out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1], dtype=torch.float32)
         rows = call.free_queries.index(call.q.device)
         outcomes = []
-        # padding differs from clip to clip, and rivals know nothing of it: such clips go one by one
+        # rivals do not support padding, which differs from clip to clip: such clips run one by one
         parts = [slice(None)] if call.key_mask is None else [slice(b, b + 1) for b in range(len(out))]
         for number, part in enumerate(parts):
             found, outcome = self._video(part, None if centres is None else centres.setdefault(number, {}))
@@ -110,7 +111,7 @@ class _Run:
         return out, outcomes
 
     def _video(self, part: slice, centres: dict[str, Tensor] | None) -> tuple[Tensor, Outcome]:
-        """The rows that are routed: what the rival makes of the video's keys, and the pinned ones exactly."""
+        """The routed rows: the rival on the video's keys, plus the pinned keys exactly."""
         call = self.call
         q = call.free_queries.take(call.q[part], 2).float()
         keys, pinned = call.free_keys.index(q.device), call.pinned_keys.index(q.device)
@@ -121,9 +122,7 @@ class _Run:
         task = self._task(part, q.contiguous(), k[:, :, keys], v[:, :, keys], centres)
         reason = self.rival.refuses(task)
         if reason is not None:
-            raise InputError(
-                f"method {self.rival.name!r} has no answer for this call: {reason}; take another"
-            )
+            raise InputError(f"method {self.rival.name!r} cannot compute this call: {reason}; take another")
         outcome = self.rival.run(task)
         if not len(pinned):
             return outcome.out, outcome
@@ -147,7 +146,7 @@ class _Run:
         )  # fmt: skip
 
     def receipt(self, outcomes: list[Outcome], warm: bool) -> Receipt:
-        """Exact pairs by head; what was done beside them in pair equivalents (a pair is D + Dv products)."""
+        """Exact pairs by head; other work in pair equivalents (a pair is D + Dv products)."""
         call, config = self.call, self.config
         heads = call.q.shape[:2]
         possible = call.q.shape[2] * valid_keys(call)[:, None].expand(heads)
@@ -193,7 +192,7 @@ def _dense(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> t
 
 
 def register_rivals() -> None:
-    """Makes every rival that can be run known as a method; those of Residua are methods already."""
+    """Registers every usable rival as a method; Residua's own are registered already."""
 
     for rival in RIVALS.values():
         if not rival.reference and rival.name not in METHODS:

@@ -1,4 +1,4 @@
-"""The oracle: the best cells that exist for a partition, from the true attention mass of each."""
+"""The oracle: the best possible cells of a partition, chosen by their true attention mass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 1 << 23  # logits at a time
 
 
 def true_mass(task: Task, query: Partition, kv: Partition) -> Tensor:
-    """Attention mass of every cell, summed over its rows, with some rows of the map in memory at a time.
+    """Attention mass of every cell, summed over its rows; only some rows of the map are in memory at a time.
 
     -> [B, H, Cq, Ck] fp64
     """
@@ -33,7 +33,7 @@ def true_mass(task: Task, query: Partition, kv: Partition) -> Tensor:
 @register
 class Oracle(Rival):
     """SparsePR's groups with the cells that hold the most true mass per pair. It needs dense attention to
-    know them, so its time means nothing; it says how much better routing alone could be."""
+    know them, so its time means nothing; it shows how much better routing alone could be."""
 
     name = "oracle"
     title = "oracle routing"
@@ -44,7 +44,7 @@ class Oracle(Rival):
         config = settings(task, "none")
         grouping = response_groups(task, config)
         query, kv = grouping.query, grouping.kv
-        share = true_mass(task, query, kv) / query.sizes.clamp(min=1)[..., None]  # of a row of the group
+        share = true_mass(task, query, kv) / query.sizes.clamp(min=1)[..., None]  # mean over its rows
         route = best_per_pair(task, share.log(), query, kv)
         out, lse = task.attend(route)
         products = {"prediction": task.possible, "grouping": grouping_products(task, config)}

@@ -1,4 +1,4 @@
-"""PISA-type attention: skipped blocks of tokens enter by a Taylor expansion at their mean key."""
+"""PISA-type attention: skipped blocks of tokens enter through a Taylor expansion at their mean key."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def shared_slope(score: Tensor, route: Route, slopes: Tensor) -> Tensor:
 
 def taylor(task: Task, route: Route, score: Tensor, order: int) -> tuple[Tensor, Tensor, Tensor]:
     """Attention with the kept cells exact and the skipped ones expanded: exp(q.k) = exp(q.kbar)(1 + q.(k -
-    kbar)). To first order the mass of a group is that of its mean, and its value vbar + scale * q Cov(k, v).
+    kbar)). To first order the mass of a group is that of its mean, and its value is vbar + scale * q Cov(k,
+    v).
 
-    -> output [B, H, Nq, Dv], log-sum-exp of the exact part, and of what was added to it
+    -> output [B, H, Nq, Dv], log-sum-exp of the exact part, and of the added part
     """
     out, lse = task.attend(route)
     with task.stage("reconstruction"):
@@ -56,7 +57,7 @@ def taylor(task: Task, route: Route, score: Tensor, order: int) -> tuple[Tensor,
 
 
 def _add_first_order(task: Task, route: Route, score: Tensor, merged: Tensor, share: Tensor) -> None:
-    """Adds, in place, what the keys of skipped blocks do off their means."""
+    """Adds, in place, the contribution of the deviation of skipped keys from their means."""
     slope = shared_slope(score, route, covariances(task, route.kv))
     for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
         for a in range(route.query.groups):
@@ -68,7 +69,7 @@ def _add_first_order(task: Task, route: Route, score: Tensor, merged: Tensor, sh
 
 @register
 class Pisa(Rival):
-    """Exact or approximate instead of keep or drop: the zeroth order is each skipped block's own, the first
+    """Skipped blocks are approximated instead of dropped: the zeroth order is computed per block, the first
     order is shared by the skipped blocks of a query block."""
 
     name = "pisa"

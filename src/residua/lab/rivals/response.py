@@ -1,4 +1,4 @@
-"""SparsePR's groups: what hard drop, the oracle, SparsePR itself and anchored reconstruction share."""
+"""SparsePR's groups, used by hard drop, the oracle, SparsePR itself and anchored reconstruction."""
 
 from __future__ import annotations
 

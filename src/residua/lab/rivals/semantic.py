@@ -1,4 +1,4 @@
-"""K-means on the activations of queries and keys, each for itself: what SVG2 and SVG-EAR group by."""
+"""K-means on the activations of queries and of keys, separately: the groups of SVG2 and SVG-EAR."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ...types import Partition
 from .base import Task
 from .selection import kmeans_products
 
-STEPS, WARM_STEPS = 25, 2  # as many as Residua takes in the first call of a run, and in later ones
+STEPS, WARM_STEPS = 25, 2  # the same as Residua's in the first call of a run, and in later ones
 
 
 def steps_of(task: Task, x: Tensor, groups: int, name: str) -> int:
-    """How many steps `cluster` takes: few, if an earlier call left its centres under this name."""
+    """How many steps `cluster` takes: few if an earlier call stored its centres under this name."""
     return STEPS if task.start(name, _shape(x, groups)) is None else WARM_STEPS
 
 
@@ -28,7 +28,7 @@ def cluster(task: Task, x: Tensor, groups: int, name: str) -> Partition:
 
 
 def semantic_groups(task: Task) -> tuple[Partition, Partition, int]:
-    """Query groups, K/V groups, and the products it took to find them."""
+    """Query groups, K/V groups, and the products needed to find them."""
     query_groups, kv_groups = task.group_counts
     dim = task.q.shape[-1]
     steps = steps_of(task, task.q, query_groups, "queries"), steps_of(task, task.k, kv_groups, "keys")

@@ -20,7 +20,7 @@ def self_similarity(task: Task, x: Tensor, partition: Partition) -> Tensor:
 
 @register
 class Sparge(Rival):
-    """The attention of the blocks' means says how much each cell holds; top-cdf per query block."""
+    """The attention between the blocks' means predicts the mass of each cell; top-cdf per query block."""
 
     name = "sparge"
     title = "SpargeAttn, block means"
@@ -32,8 +32,8 @@ class Sparge(Rival):
     alike: ClassVar[float] = -1.0  # mean cosine below which a block's mean is not trusted
 
     def places(self, task: Task, query: Partition, kv: Partition) -> Tensor:
-        """The order of the cells: predicted share before a cell, as for top-p; in the rows and columns of
-        blocks that are not alike one less, which puts them first.  # [B, H, Cq, Ck]"""
+        """The order of the cells: the predicted share before a cell, as for top-p, minus one in the rows and
+        columns of blocks whose rows differ much, which puts those first.  # [B, H, Cq, Ck]"""
         before = share_before(centroid_scores(task, query, kv))
         rows = self_similarity(task, task.q, query) >= self.alike  # [B, H, Cq]
         columns = self_similarity(task, task.k, kv) >= self.alike  # [B, H, Ck]
@@ -52,7 +52,7 @@ class Sparge(Rival):
 
 @register
 class SpargeGate(Sparge):
-    """The same with the self-similarity gate: blocks whose rows are not alike come first, because their means
+    """The same with the self-similarity gate: blocks whose rows differ much come first, because their means
     say nothing."""
 
     name = "sparge-gate"

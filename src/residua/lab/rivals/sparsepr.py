@@ -10,8 +10,8 @@ from .response import grouping_products, settings
 
 @register
 class SparsePR(Rival):
-    """Response-coupled groups, hard drop, and a probe-fitted reconstruction of what was dropped. The probe
-    rows are paid from the same budget."""
+    """Response-coupled groups, hard drop, and a probe-fitted reconstruction of what was dropped. The same
+    budget pays for the probe rows."""
 
     name = "paper"
     title = "SparsePR (Residua)"

@@ -1,4 +1,4 @@
-"""SVG2: semantic groups of queries and keys, cells by the centroids' attention."""
+"""SVG2: semantic groups of queries and keys, cells chosen by the attention between centroids."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ SOURCE = "S. Yang et al., Sparse VideoGen2, 2025, arXiv:2505.18875"
 
 
 class Svg2(Rival):
-    """K-means on queries and on keys; the mass of a cell is that of the two centroids, times the keys of the
-    group; what is not kept is dropped."""
+    """K-means on queries and on keys; the mass of a cell is that of the two centroids times the keys of the
+    group; skipped cells are dropped."""
 
     source = SOURCE
 
@@ -31,7 +31,7 @@ class Svg2(Rival):
 
 @register
 class Svg2TopP(Svg2):
-    """Each query group keeps its heaviest K/V groups up to a cumulated probability p."""
+    """Each query group keeps its heaviest K/V groups up to a cumulative probability p."""
 
     name = "svg2"
     title = "SVG2, top-p"

@@ -1,4 +1,5 @@
-"""SVG-EAR: semantic groups; skipped cells are replaced by centroids; cells that this hurts are computed."""
+"""SVG-EAR: semantic groups; skipped cells are replaced by centroids; cells with a large error of that are
+computed."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def compensation_error(task: Task, query: Partition, kv: Partition) -> Tensor:
 
 @register
 class SvgEar(Rival):
-    """Each skipped cell adds its keys' mean and its values' mean with the weight of its size. The cells that
-    are computed are those with the most error of that stand-in per pair, not those with the most mass."""
+    """Each skipped cell adds its mean key and mean value, weighted by its size. Computed are the cells for
+    which this replacement has the most error per pair, not those with the most mass."""
 
     name = "svg-ear"
     title = "SVG-EAR"

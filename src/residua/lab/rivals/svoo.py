@@ -20,8 +20,8 @@ STEPS = 4  # of k-means, per side and round
 def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: Tensor | None) -> Partition:
     """K-means of the rows of x by their products with the other side's centroids [B, H, C, D].
 
-    The distance of two vectors of products is |others (x_i - x_j)|, so it is taken through the D x D Gram
-    matrix of the centroids: the same groups for less.
+    The distance of two vectors of products is |others (x_i - x_j)|, so it is computed through the D x D Gram
+    matrix of the centroids: the same groups at less cost.
     """
     factor = metric_factor(others.mT @ others, x.shape[-1], task.backend)  # [B, H, D, D]
     coordinates = (x @ factor).flatten(0, 1)
@@ -31,7 +31,8 @@ def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: T
 
 
 def co_cluster(task: Task) -> tuple[Partition, Partition, int]:
-    """Query groups, K/V groups, and in how many rounds; one round if an earlier call left its centroids."""
+    """Query groups, K/V groups, and the number of rounds; one round if an earlier call stored its
+    centroids."""
     query_groups, kv_groups = task.group_counts
     heads, dim = task.q.shape[:2], task.q.shape[-1]
     queries = task.start("queries", (*heads, query_groups, dim))
@@ -51,14 +52,15 @@ def co_cluster(task: Task) -> tuple[Partition, Partition, int]:
 
 
 def _centroids(task: Task, x: Tensor, partition: Partition, before: Tensor | None) -> Tensor:
-    """Means of the groups; an empty group stays where it was."""
+    """Means of the groups; an empty group keeps its old mean."""
     means = task.backend.group_means(x, partition)
     return means if before is None else torch.where(partition.sizes[..., None] > 0, means, before)
 
 
 @register
 class Svoo(Rival):
-    """Alternating co-clustering; then cells by the centroids' attention, top-p per query group."""
+    """Alternating co-clustering; then cells chosen by the attention between centroids, top-p per query
+    group."""
 
     name = "svoo"
     title = "SVOO"
@@ -80,7 +82,7 @@ class Svoo(Rival):
             + kmeans_products(task.keys, kv_groups, STEPS, dim, dim)
             + (task.rows + task.keys) * dim
         )
-        if rounds == ROUNDS:  # the first grouping of the queries
+        if rounds == ROUNDS:  # products of the first grouping of the queries
             grouping += kmeans_products(task.rows, query_groups, START_STEPS, dim, dim)
         products = {
             "prediction": task.heads * query_groups * kv_groups,

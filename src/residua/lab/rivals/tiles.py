@@ -1,4 +1,4 @@
-"""The token grid cut into tiles, and the order of tokens that goes tile by tile."""
+"""The token grid divided into tiles, and the order of tokens tile by tile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def tile_shape(grid: tuple[int, ...], tiles: int) -> tuple[int, ...]:
-    """The size of a tile, near to a cube, so that about `tiles` of them cover the grid."""
+    """The size of a tile, close to a cube, so that about `tiles` of them cover the grid."""
     size = [1] * len(grid)
     wanted = math.prod(grid) / tiles
     while math.prod(size) < wanted and any(s < g for s, g in zip(size, grid, strict=True)):
@@ -19,7 +19,7 @@ def tile_shape(grid: tuple[int, ...], tiles: int) -> tuple[int, ...]:
 
 
 def tile_labels(grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The tile of every token (row-major) and the middle of every tile.  # [N], [tiles, axes]"""
+    """The tile of every token (row-major) and the centre of every tile.  # [N], [tiles, axes]"""
     places = torch.cartesian_prod(*(torch.arange(g) for g in grid)).view(-1, len(grid))  # [N, axes]
     counts = [-(-g // s) for g, s in zip(grid, shape, strict=True)]
     labels = torch.zeros(len(places), dtype=torch.long)

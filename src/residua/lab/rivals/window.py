@@ -1,4 +1,4 @@
-"""Locality alone: each block of tokens sees the blocks nearest to it, whatever the tokens are."""
+"""Locality alone: each block of tokens sees the nearest blocks, whatever they contain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tiles import tile_labels, tile_shape
 
 
 def nearest_tiles(task: Task, grid: tuple[int, ...]) -> Outcome:
-    """Every query tile keeps the tiles whose middles are nearest to its own, all about as many."""
+    """Every query tile keeps the tiles with the nearest centres, about the same number for all."""
     shape = tile_shape(grid, task.group_counts[0])
     labels, middle = tile_labels(grid, shape)
     query, kv = from_places(task.q, labels), from_places(task.k, labels)

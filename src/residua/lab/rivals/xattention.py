@@ -15,7 +15,7 @@ CHUNK = 1 << 22  # entries of the strided map at a time
 
 
 def strided(x: Tensor, stride: int) -> Tensor:
-    """Neighbouring rows side by side; the last stretch is filled with zeros.  # [N, D] -> [N / S, S, D]"""
+    """Neighbouring rows side by side; the end is padded with zeros.  # [N, D] -> [N / S, S, D]"""
     return F.pad(x, (0, 0, 0, -len(x) % stride)).unflatten(0, (-1, stride))
 
 
@@ -46,8 +46,8 @@ def block_scores(task: Task, query: Partition, kv: Partition, stride: int) -> Te
 
 @register
 class XAttention(Rival):
-    """Every token of a block lies on one antidiagonal of a strided tile, so their sum sees all of them at
-    1/stride of the products; top-p per query block."""
+    """Every token of a block lies on one antidiagonal of a strided tile, so the sum over it sees all tokens
+    at 1/stride of the products; top-p per query block."""
 
     name = "xattention"
     title = "XAttention"

@@ -1,1 +1,1 @@
-"""Studies of captured calls: each measures, then reports; what they share stands beside them."""
+"""Studies of captured calls: each has a `measure` and a `report` module; shared parts are beside them."""

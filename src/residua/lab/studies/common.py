@@ -1,4 +1,4 @@
-"""What every study shares: who watches its progress, which calls a quick look takes, and the small print."""
+"""What every study shares: progress, the calls for a quick look, and the footnotes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..tables import share
 
 MIN_TOKENS = 4096  # calls shorter than this do not confirm or contradict a claim
 
-Watch = Callable[[int, int, str], None]  # calls done, calls in all, what comes now
+Watch = Callable[[int, int, str], None]  # calls done, calls in all, name of the next
 
 
 def watched(calls: Sequence[CapturedCall], watch: Watch | None) -> Iterator[CapturedCall]:
-    """The calls in turn, each announced before it is studied."""
+    """Yields the calls in turn; each is announced before it is studied."""
     for place, captured in enumerate(calls):
         if watch is not None:
             watch(place, len(calls), f"{captured.model} {captured.name}")
@@ -26,14 +26,14 @@ def watched(calls: Sequence[CapturedCall], watch: Watch | None) -> Iterator[Capt
 
 
 def few(calls: Sequence[CapturedCall], most: int = 4) -> list[CapturedCall]:
-    """Evenly spaced ones, for a quick look."""
+    """A few evenly spaced calls, for a quick look."""
     number = min(most, len(calls))
     return [calls[place * len(calls) // number] for place in range(number)]
 
 
 def weighed(findings: Sequence[Finding], chosen: Sequence[CapturedCall]) -> list[Finding]:
-    """The findings, without verdicts that calls this short cannot give: groups of a few rows and budgets of a
-    few cells say nothing about a model at its real length."""
+    """The findings without verdicts if the calls are too short: groups of a few rows and budgets of a few
+    cells say nothing about a model at its real length."""
     longest = max(call.tokens for call in chosen)
     if longest >= MIN_TOKENS:
         return list(findings)
@@ -46,7 +46,7 @@ def weighed(findings: Sequence[Finding], chosen: Sequence[CapturedCall]) -> list
 
 
 def facts(chosen: Sequence[CapturedCall], calls: Sequence[CapturedCall], config: Config) -> dict[str, str]:
-    """Lines of small print: which calls, how long, at which density."""
+    """Footnotes: which calls, how long, at which density."""
     tokens = sorted({call.tokens for call in chosen})
     return {
         "calls": f"{len(chosen)} of {len(calls)} captured, one head each",

@@ -1,4 +1,4 @@
-"""The error of one variant on one call; averages of many per model, as a table and as a verdict."""
+"""The error of one variant on one call, and averages per model as tables and verdicts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Result:
     call: str
     mean: float
     p99: float
-    density: float  # executed pairs over all, probe rows included where they are used
+    density: float  # evaluated pairs over all, including probe rows that are used
     budget: float | None = field(
         default=None, kw_only=True
-    )  # what it might have executed, where it is matched
+    )  # what it was allowed to evaluate, if that is matched
 
     @property
     def over(self) -> float:
-        """How far above its budget it is: every query group keeps a cell, whatever that costs."""
+        """How far it is above its budget: every query group keeps a cell, whatever that costs."""
         return 0.0 if self.budget is None else max(0.0, self.density - self.budget - 1e-9)
 
 
 def models_of(results: Iterable[Result]) -> list[str]:
-    """Model names in order, and `all calls` where there are several."""
+    """Model names in order, and `all calls` if there are several."""
     found = list(dict.fromkeys(result.model for result in results))
     return [*found, ALL] if len(found) > 1 else found
 
@@ -63,7 +63,7 @@ def settings_of(results: Sequence[Result], table: str) -> list[str]:
 def by_model(
     results: Sequence[Result], table: str, title: str, first: str, note: str, emphasis: str | None = None
 ) -> Table:
-    """A row per setting: mean / p99 for every model, and the density that was executed."""
+    """A row per setting: mean / p99 for every model, and the density that was evaluated."""
     models = models_of(item for item in results if item.table == table)
     rows = []
     for setting in settings_of(results, table):

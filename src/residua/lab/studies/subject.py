@@ -1,4 +1,4 @@
-"""What a study looks at: one captured call, dense attention as its yardstick, and the stages of the method as
+"""What a study looks at: one captured call, dense attention as the reference, and the stages of the method as
 separate pieces that can be exchanged."""
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...config import Config
-from ...execution.backend import Backend, Demand, choose_backend
+from ...execution.backend import Backend, Demand
+from ...execution.selection import choose_backend
 from ...grouping.partition import group_tokens
 from ...probes import coverage_weights
 from ...probes import select as select_rows
@@ -21,7 +22,7 @@ from ...sizing import resolve
 from ...types import Call, Grouping, Probes, Route
 from ..captures import CapturedCall
 
-CHUNK_PAIRS = 1 << 24  # of a block of rows against all keys: 64 MiB of scores, whatever N is
+CHUNK_PAIRS = 1 << 24  # for a block of rows against all keys: 64 MiB of scores, whatever N is
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sparse:
 
 
 class Subject:
-    """A captured call, loaded. Groupings and sparse outputs are kept for the next variant."""
+    """A loaded captured call. Groupings and sparse outputs are kept for the next variant."""
 
     def __init__(self, captured: CapturedCall, config: Config) -> None:
         self.captured = captured
@@ -67,7 +68,7 @@ class Subject:
 
     @cached_property
     def rows(self) -> Tensor:
-        """Query rows that are routed: all but text.  # [free] int64"""
+        """Query rows that are routed: all except text.  # [free] int64"""
         return self.call.free_queries.index(self.call.q.device)
 
     def group(self, config: Config, start: tuple[Tensor, Tensor] | None = None) -> Grouping:
@@ -75,7 +76,7 @@ class Subject:
         sizes = resolve(config, self.call)
         if start is not None:
             return group_tokens(self.call, config, sizes, start, self.backend)
-        # nothing here depends on them
+        # settings that do not change the groups
         key = config.replace(
             density=1.0,
             probes=0,
@@ -90,8 +91,8 @@ class Subject:
         return self._groupings[key]
 
     def sparse(self, config: Config, grouping: Grouping | None = None) -> Sparse:
-        """Routed attention, the probes' cost set aside whether or not a reconstruction follows: all variants
-        then evaluate the same number of routed pairs."""
+        """Routed attention. The cost of the probes is always subtracted, whether or not a reconstruction
+        follows, so that all variants evaluate the same number of routed pairs."""
         if grouping is None and config in self._sparse:
             return self._sparse[config]
         groups = self.group(config) if grouping is None else grouping
@@ -111,9 +112,10 @@ class Subject:
         return found
 
     def probes(self, grouping: Grouping, count: int, policy: str, seed: int = 0) -> Probes:
-        """Probe rows by a policy of the operator; their exact outputs come from the dense yardstick."""
+        """Probe rows placed by a policy of the operator; their exact outputs are taken from the dense
+        reference."""
         labels = self.call.free_queries.take(grouping.query.labels, 2)
-        # the operator draws with a seed of its own where a policy has one
+        # only this policy takes a seed
         generator = torch.Generator().manual_seed(seed) if policy == "random" else None
         rows, weights = select_rows(
             grouping.coordinates, labels, grouping.query.groups, count, policy, generator,
@@ -137,11 +139,11 @@ class Subject:
         return apply_fit(sparse.out.clone(), fit, probes, torch.float32, self.backend)
 
     def errors(self, out: Tensor, *probed: Probes) -> tuple[float, float]:
-        """Mean and p99 of the relative row error, over routed rows that are in none of the probe sets."""
+        """Mean and p99 of the relative row error, over routed rows that are not in any of the probe sets."""
         return self.errors_at(out, *(probes.rows.flatten() for probes in probed))
 
     def errors_at(self, out: Tensor, *left_out: Tensor) -> tuple[float, float]:
-        """The same without rows [n] that are named."""
+        """The same without the given rows [n]."""
         text = self.call.exact_queries.index(self.call.q.device)
         rows = torch.cat([text, *left_out]).unique()
         return row_errors(out, self.dense, rows[None, None])

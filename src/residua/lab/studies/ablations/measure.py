@@ -1,6 +1,6 @@
 """The paper's ablations (section 5.2) on captured calls. In every table all variants evaluate the same number
-of routed pairs, the probe rows are the same wherever they are not what is compared, and errors are those of
-rows that no variant has probed."""
+of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows
+that no variant has probed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Ablation:
             yield self._result(PROBE_TABLE, setting, pair, self.response, count)
 
     def _uniform(self, count: int) -> Probes:
-        """Evenly spread over frames, height and width; over the sequence if the grid is not known."""
+        """Evenly spread over frames, height and width; over the sequence if the grid is unknown."""
         subject, grid = self.subject, self.subject.captured.grid
         if grid is None or grid[0] * grid[1] * grid[2] != len(subject.rows):
             return subject.probes(self.response.grouping, count, "uniform")
@@ -140,7 +140,7 @@ class Ablation:
         return subject.at(rows, subject.weights(self.response.grouping, rows))
 
     def probe_budget(self) -> Iterator[Result]:
-        """More probes, and more directions, on the same route."""
+        """More probes and more directions, on the same route."""
         subject, grouping = self.subject, self.response.grouping
         counts = [count for count in PROBE_COUNTS if count <= len(subject.rows) // 4]
         sets = {count: subject.probes(grouping, count, "stratified") for count in counts}
@@ -155,7 +155,7 @@ class Ablation:
                 yield self._result(RANK_TABLE, f"{rank}", errors, self.response, count)
 
     def iterations(self, earlier: tuple[Tensor, Tensor] | None) -> Iterator[Result]:
-        """K-means steps from a cold start, and from the centroids of an earlier step of the same site."""
+        """K-means steps from a cold start, and from the centroids of an earlier step of the same layer."""
         subject, base = self.subject, self._config("response")
         for steps in COLD_STEPS:
             config = base.replace(kmeans_cold=steps)
@@ -171,14 +171,14 @@ class Ablation:
 
     @property
     def centroids(self) -> tuple[Tensor, Tensor]:
-        """What the next step of this site may start from."""
+        """What the next step of this layer can start from."""
         grouping = self.response.grouping
         return grouping.query_centroids, grouping.kv_centroids[..., : self.sizes.kv_groups, :]
 
 
 def lattice(grid: tuple[int, int, int], count: int) -> Tensor:
-    """`count` tokens spread evenly over a grid, in its raster order; where no lattice has that many points,
-    evenly spaced tokens fill up.  # [count] int64"""
+    """`count` tokens spread evenly over a grid, in its raster order; if no lattice has that many points,
+    evenly spaced tokens are added.  # [count] int64"""
     frames, height, width = grid
     best, best_score = (1, 1, 1), (0, 0.0)
     for a in range(1, min(frames, count) + 1):
@@ -201,7 +201,7 @@ def lattice(grid: tuple[int, int, int], count: int) -> Tensor:
 
 
 def in_order(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
-    """Sites together, their steps in time."""
+    """Sorted so that the calls of a layer are together, in the order of their steps."""
     return sorted(
         calls, key=lambda call: (call.model, str(call.layer), call.head, call.branch, call.step or 0)
     )
@@ -219,7 +219,7 @@ def measure(
     ordered = in_order(calls)
     several_steps = max(Counter(map(series, ordered)).values()) > 1
     results: list[Result] = []
-    centroids: dict[object, tuple[Tensor, Tensor]] = {}  # of the last call of each site
+    centroids: dict[object, tuple[Tensor, Tensor]] = {}  # of the last call of each layer
     for captured in watched(ordered, watch):
         ablation = Ablation(Subject(captured, config))
         results += ablation.partition_and_reconstruction()

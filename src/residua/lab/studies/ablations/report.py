@@ -39,7 +39,7 @@ def ablate(
 
 
 def unmatched(results: Sequence[Result]) -> list[str]:
-    """A warning where variants that are compared did not execute as many pairs as each other."""
+    """A warning if compared variants did not evaluate the same number of pairs."""
     over = [item for item in results if item.over > 0]
     if not over:
         return []
@@ -88,7 +88,7 @@ def pictures(results: Sequence[Result], density: float) -> list[Picture]:
             "density", "Error over density",
             "Executed pairs include probe rows. The dashed line is the density of the other tables.",
             figures.curves(
-                panels, "executed pairs, %", "row error", marker_at=100 * density, residua=ab.SPARSEPR
+                panels, "executed pairs, %", "row error", marker_at=100 * density, residua=[ab.SPARSEPR]
             ),
         ),
     ]  # fmt: skip
@@ -141,7 +141,7 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
 
 
 def ablation_findings(results: Sequence[Result]) -> list[Finding]:
-    """The paper's orderings, confirmed or contradicted."""
+    """Whether the paper's orderings are confirmed or contradicted."""
     first = ab.PARTITION_TABLE
     found = [
         compared(

@@ -1,1 +1,1 @@
-"""One budget for the heads of all layers, against the same density for each."""
+"""One budget for the heads of all layers, compared with the same density for each head."""

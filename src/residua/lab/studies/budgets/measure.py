@@ -1,5 +1,5 @@
-"""Budgets on captured calls, as a model spends them: all heads of a layer in one call, layer after layer,
-step after step. Errors are those of the last step, when shared budgets have settled; rows that a call has
+"""Budgets on captured calls, spent as a model spends them: all heads of a layer in one call, layer after
+layer, step after step. Errors are those of the last step, when shared budgets have settled; rows that a call
 computed exactly are left out."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..subject import dense_rows
 
 DENSITIES = (0.02, 0.03, 0.05, 0.08)
 PAPER_DENSITY = 0.22
-STEPS = 3  # at least: unknown, useful, right
+STEPS = 3  # at least: in the first nothing is known, in the second little, in the third enough
 PAPER = "the paper's"
 
 
@@ -38,7 +38,8 @@ class Layer:
     steps: tuple[tuple[CapturedCall, ...], ...]
 
     def load(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v of all heads at a step; the last one is repeated.  # [1, H, N, D]"""
+        """q, k, v of all heads at a step; after the last recorded step that one is repeated.  # [1, H, N,
+        D]"""
         heads = [call.load() for call in self.steps[min(step, len(self.steps) - 1)]]
         q, k, v = (torch.cat(parts, dim=1) for parts in zip(*heads, strict=True))
         return q, k, v
@@ -67,7 +68,7 @@ class HeadRun:
 
 @dataclass(frozen=True)
 class SettingRun:
-    """All heads of a model under one setting: mean and p99 over the rows of all."""
+    """All heads of a model under one setting: mean and p99 over all their rows."""
 
     setting: str
     density: float
@@ -91,7 +92,7 @@ def shared(density: float) -> str:
 
 
 def settings(config: Config, densities: Sequence[float]) -> dict[str, Config]:
-    """What is compared; `config` gives the backend."""
+    """The settings to compare; `config` supplies the backend."""
     made = {PAPER: Config.paper(density=PAPER_DENSITY, backend=config.backend)}
     for density in densities:
         made[fixed(density)] = config.replace(density=density, balance=False)
@@ -100,7 +101,7 @@ def settings(config: Config, densities: Sequence[float]) -> dict[str, Config]:
 
 
 def layers_of(calls: Sequence[CapturedCall]) -> list[Layer]:
-    """The captured heads, put back into the calls that they came from."""
+    """The captured heads, combined into the calls they came from."""
     found: dict[tuple[str, str, str], dict[int, list[CapturedCall]]] = defaultdict(lambda: defaultdict(list))
     for call in calls:
         found[call.model, str(call.layer), call.branch][call.step or 0].append(call)
@@ -115,14 +116,14 @@ def layers_of(calls: Sequence[CapturedCall]) -> list[Layer]:
                 "same heads of one run, such as --heads 0,1 --steps 4,5,6"
             )
         if in_order[0][0].text or in_order[0][0].text_queries:
-            raise InputError(f"{model} {name}: text among the tokens; this study takes video tokens alone")
+            raise InputError(f"{model} {name}: there are text tokens; this study only takes video tokens")
         made.append(Layer(model, name, in_order))
     return made
 
 
 @torch.no_grad()
 def run(layers: Sequence[Layer], setting: str, config: Config) -> SettingRun:
-    """All layers of one model, step after step; the errors of the last one."""
+    """Runs all layers of one model, step after step; returns the errors of the last step."""
     budget = SharedBudget()
     states = [State(budget) for _ in layers]
     last = max(STEPS, *(len(layer.steps) for layer in layers)) - 1

@@ -1,10 +1,10 @@
 """The paper's structural observations (section 3), measured on one captured call.
 
-O1  how many keys a row needs, and how many a group of rows that share a route needs
-O2  attention mass that a route keeps, and the error of what it puts out
+O1  how many keys a row needs, and how many a group of rows with the same route needs
+O2  the attention mass that a route keeps, and the error of its output
 O3  how much of the missing part is an affine function of the sparse output
 
-Nothing of size Nq x Nk is ever held: rows are taken in blocks.
+Nothing of size Nq x Nk is ever in memory: rows are processed in blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...captures import CapturedCall
 from ..subject import CHUNK_PAIRS, Sparse, Subject
 
 PARTITIONS = ("semantic", "response")
-MASS, MEMBERS = 0.9, 8  # of O1: the mass that keys must hold, and the rows that pool their keys
+MASS, MEMBERS = 0.9, 8  # for O1: the mass that keys must hold, and the number of rows that pool their keys
 IDENTITY_ROWS = 128
 
 
@@ -51,7 +51,7 @@ class Fidelity:
     partition: str
     target: float
     density: float  # realised, routed pairs
-    retained: float  # mean attention mass kept
+    retained: float  # mean attention mass that is kept
     mean: float
     p99: float
     identity: float  # largest |R - p_U (O_U - O_sp)| / |O_dense| of the checked rows
@@ -72,7 +72,7 @@ class Affine:
 
 
 def row_support(weights: Tensor, mass: float) -> Tensor:
-    """The smallest sets of heaviest keys that hold `mass`; equal weights go to the lower index.
+    """The smallest sets of heaviest keys that hold `mass`; ties go to the lower index.
 
     weights [n, Nk], rows that sum to one -> bool [n, Nk]
     """
@@ -82,7 +82,7 @@ def row_support(weights: Tensor, mass: float) -> Tensor:
 
 
 def sample_members(partition: Partition, members: int, most_groups: int) -> Tensor:
-    """`members` evenly spaced rows of each group that has as many; at most `most_groups` evenly spaced
+    """`members` evenly spaced rows of each group that has that many; at most `most_groups` evenly spaced
     groups.  # [groups, members] int64"""
     sizes, offsets, order = partition.sizes[0, 0], partition.offsets[0, 0], partition.order[0, 0]
     groups = (sizes >= members).nonzero()[:, 0]
@@ -112,7 +112,7 @@ def support(
 
 
 def fidelity(subject: Subject, partition: str, density: float) -> Fidelity:
-    """O2 under renormalised hard drop."""
+    """O2 for hard drop (softmax over the kept keys only)."""
     sparse = subject.sparse(subject.config.replace(partition=partition, density=density))
     retained = (sparse.lse - subject.dense_lse)[0, 0, subject.rows].double().exp().clamp(max=1.0)
     mean, p99 = subject.errors(sparse.out)
@@ -122,7 +122,7 @@ def fidelity(subject: Subject, partition: str, density: float) -> Fidelity:
 
 
 def identity_gap(subject: Subject, sparse: Sparse, rows: int = IDENTITY_ROWS) -> float:
-    """R = p_U (O_U - O_sp), checked on evenly spaced rows: the left side from the outputs of the operator and
+    """Checks R = p_U (O_U - O_sp) on evenly spaced rows: the left side from the outputs of the operator and
     of dense attention, the right side from the omitted keys alone, in fp64."""
     call, free = subject.call, subject.rows
     chosen = free[torch.arange(min(rows, len(free))) * len(free) // min(rows, len(free))]
@@ -154,7 +154,7 @@ def affine(subject: Subject, partition: str) -> Affine:
 
 @dataclass(frozen=True)
 class Observed:
-    """One call under the three observations."""
+    """One call with its three observations."""
 
     captured: CapturedCall
     supports: dict[str, Support]
@@ -179,7 +179,7 @@ class Observed:
 
 @torch.no_grad()
 def observe(captured: CapturedCall, config: Config, densities: Sequence[float], groups: int) -> Observed:
-    """The three observations of one call; O1 looks at no more than `groups` query groups."""
+    """The three observations of one call; O1 uses at most `groups` query groups."""
     subject = Subject(captured, config)
     return Observed(
         captured,

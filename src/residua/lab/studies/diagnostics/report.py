@@ -1,4 +1,4 @@
-"""`residua analyze`: the observations of section 3 over a whole capture, as tables, pictures and verdicts on
+"""`residua analyze`: the observations of section 3 over a whole capture, as tables, figures and verdicts on
 the paper's claims."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..common import Watch, facts, few, watched, weighed
 from .measure import MASS, MEMBERS, PARTITIONS, Fidelity, Observed, observe
 
 DENSITIES = (0.12, 0.22, 0.35)
-MARGIN = 0.005  # of an effect: less, or not in most calls, decides nothing
-ALIKE = 0.1  # routes whose omitted mass differs by less than this part of it are compared with each other
+MARGIN = 0.005  # a smaller effect, or one that most calls do not show, decides nothing
+ALIKE = 0.1  # routes are compared if their omitted masses differ by less than this share
 
 
 def analyze(
@@ -204,7 +204,7 @@ def findings(found: Sequence[Observed]) -> list[Finding]:
 
 
 def _affine_findings(found: Sequence[Observed]) -> list[Finding]:
-    """Decided model by model, as the paper does: the mean of fractions, the median of energy ratios."""
+    """Decided per model, as in the paper: the mean of fractions, the median of energy ratios."""
     gains, ratios = {}, {}
     for model, items in per_model(found).items():
         pairs = [(item.affines["semantic"], item.affines["response"]) for item in items]
@@ -227,8 +227,8 @@ def _affine_findings(found: Sequence[Observed]) -> list[Finding]:
 
 
 def _clearly(values: Sequence[float], middle: float, margin: float) -> bool | None:
-    """Whether values are above zero: by a margin in the middle and for most calls. None if neither that nor
-    the opposite is so."""
+    """True if the values are above zero, by a margin on average and in most calls; False if below; None if
+    neither."""
     if middle > margin and 2 * sum(value > 0 for value in values) > len(values):
         return True
     if middle < -margin and 2 * sum(value < 0 for value in values) > len(values):

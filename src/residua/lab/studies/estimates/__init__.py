@@ -1,1 +1,1 @@
-"""What a call says of its error, against what it is."""
+"""The errors that calls estimate, compared with their true errors."""

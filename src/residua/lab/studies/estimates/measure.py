@@ -1,4 +1,4 @@
-"""What a call says of its error, against what it is."""
+"""The errors that calls estimate, compared with their true errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...tables import share
 from ..reconstructions.measure import COMPARISON, DENSITIES, Run, at
 from ..results import ALL
 
-FACTOR = 1.5  # an estimate within this factor of the error is a good one
-ESTIMATING = {"anchored": "anchored", "probe": "probe: the paper's"}  # what estimates its own error
+FACTOR = 1.5  # an estimate within this factor of the true error counts as good
+ESTIMATING = {"anchored": "anchored", "probe": "probe: the paper's"}  # reconstructions with an error estimate
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of estimate / true error over calls."""
+    """Distribution of estimate / true error over calls."""
 
     calls: int
     low: float  # 5 %
@@ -28,7 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[float, float]]) -> Spread | None:
-        """Of (true, estimated) errors; None if there are none."""
+        """The distribution for (true, estimated) errors; None if there are none."""
         if not pairs:
             return None
         ratios = torch.tensor([estimate / true for true, estimate in pairs], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How good the estimates are: a table, a picture, and verdicts."""
+"""How good the error estimates are: a table, a figure, and verdicts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...tables import Table, share
 from ..reconstructions.measure import DENSITIES, Run
 from .measure import ESTIMATING, FACTOR, Spread, pairs_of
 
-BIAS = 0.1  # an estimate whose median is off by no more than this share is called unbiased
-USUALLY = 0.9  # of the calls
+BIAS = 0.1  # an estimate whose median is off by at most this share counts as unbiased
+USUALLY = 0.9  # share of the calls
 
 
 def estimate_table(results: Sequence[Run]) -> Table:

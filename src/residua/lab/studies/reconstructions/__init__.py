@@ -1,1 +1,1 @@
-"""What stands for skipped pairs, at equal cost."""
+"""The reconstructions compared at equal cost."""

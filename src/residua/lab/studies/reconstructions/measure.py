@@ -1,6 +1,5 @@
-"""The reconstructions against each other on captured calls. Every number is that of a whole call through
-`residua.attention`, from a cold start; errors are those of the rows that the call itself has not computed
-exactly."""
+"""Compares the reconstructions on captured calls. Every number is that of a whole call through
+`residua.attention`, from a cold start; errors are those of rows that the call has not computed exactly."""
 
 from __future__ import annotations
 
@@ -19,12 +18,13 @@ from ..common import Watch, watched
 from ..results import Result
 from ..subject import Subject
 
-DENSITIES = (0.04, 0.08, 0.14, 0.22, 0.35)
+DENSITIES = (0.02, 0.03, 0.05, 0.08, 0.14, 0.22, 0.35)
 COMPARED = ("none", "probe", "tail", "anchored")
 DRIFT_RANKS = (0, 8, 32)
 SLOTS = (32, 64, 128, 256)
 
-COMPARISON, INGREDIENTS = "reconstructions", "ingredients"
+COMPARISON, SAME_COST, INGREDIENTS = "reconstructions", "same cost", "ingredients"
+SIMPLER = ("none", "probe")  # their density counts exact pairs alone
 AS_IT_IS = "as it is"
 
 
@@ -34,8 +34,8 @@ class Run(Result):
 
     target: float
     tokens: int
-    cost: float  # of everything, as the receipt has it
-    estimate: float | None  # the receipt's error
+    cost: float  # in all, as in the receipt
+    estimate: float | None  # the receipt's error estimate
     chosen: str  # what the head chose, if the reconstruction has a choice
     notes: tuple[str, ...]
 
@@ -48,11 +48,17 @@ class Bench:
         self._done: dict[Config, tuple[tuple[float, float], Receipt]] = {}
 
     def compare(self, config: Config, densities: Sequence[float]) -> Iterator[Run]:
-        """Every reconstruction at every density; the setting is `reconstruction @ density`."""
+        """Every reconstruction at every density; the setting is `reconstruction @ density`. Those that
+        are not charged for their routing are measured once more with as many pairs less."""
         for density in densities:
             for reconstruction in COMPARED:
                 changed = config.replace(reconstruction=reconstruction, density=density)
-                yield self.run(COMPARISON, at(reconstruction, density), changed)
+                found = self.run(COMPARISON, at(reconstruction, density), changed)
+                yield found
+                left = density - (found.cost - found.density)
+                if reconstruction in SIMPLER and left > 0:
+                    changed = changed.replace(density=left)
+                    yield self.run(SAME_COST, at(reconstruction, density), changed)
 
     def take_apart(self, config: Config) -> Iterator[Run]:
         """Anchored reconstruction with one thing changed at a time, at the density of the config."""
@@ -81,7 +87,7 @@ class Bench:
 
 
 def probed(receipt: Receipt) -> Tensor:
-    """The rows that a call has computed exactly as its probes.  # [M] int64"""
+    """The rows that a call computed exactly as probes.  # [M] int64"""
     rows = receipt.probe_rows
     return torch.empty(0, dtype=torch.long) if rows is None else rows.flatten()
 
@@ -91,7 +97,8 @@ def at(reconstruction: str, density: float) -> str:
 
 
 def as_resolved(config: Config, sizes: Sizes) -> Config:
-    """What the call makes of a config: two that settle on the same are the same call."""
+    """The config with the sizes that the call really uses: two configs with the same sizes are the same
+    call."""
     return config.replace(
         query_groups=sizes.query_groups, kv_groups=sizes.kv_groups, probes=sizes.probes,
         summary_slots=sizes.single_slots + sizes.merged_slots, drift_rank=sizes.drift_rank,

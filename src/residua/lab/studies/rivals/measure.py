@@ -1,4 +1,4 @@
-"""Every rival on every call: error against dense attention, pairs, products, time."""
+"""Runs every rival on every call: error against dense attention, pairs, products, time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WARM_UP_TOKENS = 512
 
 @dataclass(frozen=True)
 class Measurement:
-    """One rival on one call. Shares are of the pairs of dense attention."""
+    """One rival on one call. Shares are relative to the pairs of dense attention."""
 
     model: str
     call: str
@@ -31,7 +31,7 @@ class Measurement:
     pairs: int
     parts: dict[str, int]  # the pairs by purpose
     beside: float  # products for prediction and compensation
-    charged: float  # what counts against the target: the exact pairs, and what is beside them if all-in
+    charged: float  # what counts against the target: exact pairs, and with all-in the other products
     grouping: float  # products for grouping
     products: dict[str, int]
     mean: float  # relative row error, all rows
@@ -39,8 +39,8 @@ class Measurement:
     held_out_mean: float  # rows that no method of the study has probed
     held_out_p99: float
     skipped_mass: float | None  # mean over rows; None if the method has no cells of its own
-    cpu_seconds: float  # of the process, for the whole method, grouping included
-    seconds: float  # the same by the clock on the wall
+    cpu_seconds: float  # process time of the whole method, grouping included
+    seconds: float  # the same as wall-clock time
     backend: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rival that has no answer for a call, and why."""
+    """A rival that cannot compute a call, and the reason."""
 
     model: str
     method: str
@@ -61,12 +61,12 @@ class StudySettings:
     density: float = 0.22
     repeats: int = 1
     backend: str = "auto"
-    groups: tuple[int, int] | None = None  # query and K/V groups of all methods; None: as Residua takes
+    groups: tuple[int, int] | None = None  # query and K/V groups of all methods; None: Residua's defaults
 
 
 def task_of(captured: CapturedCall, settings: StudySettings) -> Task:
-    """The call among its video tokens. Text tokens are left out, rows and keys alike: methods treat them
-    differently, and here only the routing of the rest is compared."""
+    """The call restricted to its video tokens. Text tokens are left out as rows and as keys: methods treat
+    them differently, and only the routing of the rest is compared here."""
     q, k, v = captured.load()
     rows = Rows(captured.text_queries or ()).complement(q.shape[2])
     keys = Rows(captured.text or ()).complement(k.shape[2])
@@ -95,8 +95,8 @@ def dense_reference(task: Task) -> tuple[Tensor, Tensor]:
 
 
 def timed(rival: Rival, task: Task, repeats: int) -> tuple[Outcome, tuple[float, float]]:
-    """The outcome, and the median CPU and wall time of some runs, each from scratch. CPU time is what other
-    work on the machine disturbs least."""
+    """The outcome, and the median CPU and wall-clock time of some runs, each from scratch. Other work on the
+    machine affects CPU time least."""
     runs = []
     for _ in range(repeats):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -120,7 +120,7 @@ def measure(
                 yield Refusal(captured.model, rival.name, reason)
             else:
                 done.append((rival, *timed(rival, task, settings.repeats)))
-        # held out from all methods: rows to which some method has seen the answer
+        # rows that some method computed exactly are left out for all methods
         probed = [outcome.probe_rows for _, outcome, _ in done if outcome.probe_rows is not None]
         probes = torch.cat(probed, -1) if probed else None
         for rival, outcome, seconds in done:
@@ -154,7 +154,7 @@ def _measured(
 
 
 def warm_up(captured: CapturedCall, rivals: Sequence[Rival], settings: StudySettings) -> None:
-    """Runs everything once on a few tokens, so that no method pays for what a process does only once."""
+    """Runs everything once on a few tokens, so that no method pays for one-time work of the process."""
     task = task_of(captured, settings)
     few = slice(0, WARM_UP_TOKENS)
     task = replace(
@@ -172,7 +172,7 @@ def measure_all(
     settings: StudySettings,
     watch: Watch | None = None,
 ) -> tuple[list[Measurement], list[Refusal]]:
-    """Every rival on every call; `watch` hears how many calls are done, and which is next."""
+    """Every rival on every call; `watch` is told how many calls are done and which is next."""
     found: list[Measurement] = []
     refused: dict[tuple[str, str], Refusal] = {}
     warm_up(calls[0], rivals, settings)

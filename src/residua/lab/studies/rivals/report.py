@@ -87,7 +87,8 @@ def cost_table(found: Sequence[Measurement], model: str, target: float) -> Table
 
 
 def over_target(found: Sequence[Measurement], model: str, target: float) -> list[str]:
-    """Every query group keeps at least one cell, which can be more than a small budget on a short call."""
+    """Notes about calls above the target: every query group keeps at least one cell, which can exceed a small
+    budget on a short call."""
     lines = []
     for method in methods(found, model):
         items = of(found, model, method)
@@ -99,13 +100,13 @@ def over_target(found: Sequence[Measurement], model: str, target: float) -> list
 
 
 def sources(names: Sequence[str]) -> dict[str, str]:
-    """Whose idea every method is, and what is simplified here."""
+    """The source of every method, and what is simplified here."""
     return {rival.title: f"{rival.source}. Simplified: {rival.simplified}." for rival in find(list(names))}
 
 
 def findings(found: Sequence[Measurement]) -> list[Finding]:
-    """Per model: whether the paper's method has the least error of the published ones, and anchored
-    reconstruction of all that can be run."""
+    """Per model: whether the paper's method has the smallest error of the published ones, and anchored
+    reconstruction that of all usable ones."""
     made = []
     for model in models(found):
         errors = {
@@ -131,7 +132,7 @@ def _least(model: str, method: str, errors: dict[str, float], kind: str) -> list
 
 
 def figure(found: Sequence[Measurement]) -> Picture:
-    """Errors as bars, best at the top, a panel per model, with the CPU time beside each."""
+    """Errors as bars, the best at the top, a panel per model, with the CPU time beside each."""
     panels = {}
     for model in models(found):
         panels[model] = [

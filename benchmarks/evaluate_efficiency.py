@@ -1,11 +1,12 @@
-"""How much of two cores Ray leaves to the work: 24 rows on `residua evaluate` against a plain loop over them.
+"""How much of two cores Ray leaves for the work: 24 rows with `residua evaluate` against a plain loop over
+them.
 
     python benchmarks/evaluate_efficiency.py                 # some minutes; on a quiet machine
     python benchmarks/evaluate_efficiency.py --out eff.json  # also as JSON
 
 Both make the same rows with the same code, each in a process of its own: the plain loop with all cores for
 one row at a time, Ray with one worker per core. `whole` counts everything from the start of the process to
-its report; `rows` begins with the first row: the start of Ray, which a long run pays once, is left out.
+its report; `rows` begins with the first row and leaves out the start of Ray, which a long run pays once.
 `same_hashes` may be false: torch may round differently with another number of threads.
 """
 
@@ -38,19 +39,19 @@ floor = false
 
 
 def run(suite: Path, out: Path, *more: str) -> dict[str, float]:
-    """Seconds of one run in a process of its own: all of it, and from the first row to the last."""
+    """Seconds of one run in a process of its own: in all, and from the first row to the last."""
     began = time.time()
     command = [sys.executable, "-m", "residua", "evaluate", str(suite), "--out", str(out), *more]
     subprocess.run(command, check=True)
     ended = time.time()
     rows = sorted(path.stat().st_mtime for path in (out / "rows").glob("*.parquet"))
-    # Logs begin when a row begins; the report is written after the last row.
+    # A log begins with its row; the report is written after the last row.
     first = min(_began(path) for path in (out / "logs").glob("*.log") if path.stem != "ray")
     return {"whole": ended - began, "rows": rows[-1] - first}
 
 
 def _began(log: Path) -> float:
-    """When a row began, by the first line of its log."""
+    """When a row began: the first line of its log."""
     stamp = " ".join(log.read_text(encoding="utf-8").split()[:2])
     return time.mktime(time.strptime(stamp, "%Y-%m-%d %H:%M:%S"))
 

@@ -1,11 +1,11 @@
-"""Measures everything that docs/results.md speaks of and writes the tables to docs/results/.
+"""Measures everything that docs/results.md mentions and writes the tables to docs/results/.
 
     python benchmarks/make_results.py                  # calls of the model in the box, then whole generations
     python benchmarks/make_results.py --calls FOLDER   # also the studies of recorded calls that you have
     python benchmarks/make_results.py --only ablations # one study again
 
-Each study runs as the command that its page names, so that everybody can repeat it alone. Errors do not
-depend on the machine; times do, and belong to a quiet one.
+Each study runs as the command that its page names, so that anybody can repeat it alone. Errors do not depend
+on the machine; times do, and should be measured on a quiet one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from residua.world.held_out import REPORT_PROMPTS
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "results"
-# On scenes that no setting was chosen on.
+# On scenes that were not used to choose any setting.
 CAPTURE = "capture --model world --heads 0,1 --prompt"
 CAPTURES = {
     "world": f"{CAPTURE} '{REPORT_PROMPTS[0]}' --layers 0,2,4 --steps 1,2,4 --run-steps 6",
     "world-16k": f"{CAPTURE} '{REPORT_PROMPTS[1]}' --frames 64 --steps 2 --run-steps 4",  # every layer
 }
-# Study -> its command, and the captures that it runs on; the user's own calls are added to all.
+# Study -> its command and the captures it runs on; the user's own calls are added to all.
 STUDIES = {
     "diagnostics": ("analyze", ("world",)),
     "ablations": ("ablate", ("world",)),
@@ -37,7 +37,7 @@ STUDIES = {
 }
 METHODS = (
     "compare --model world --methods dense,sparge,svg2,svoo,svg-ear,hard-drop,paper,authors,anchored "
-    "--densities 0.22 --steps 20 --dense-steps 0.1 --dense-layers 0 --min-tokens 0"
+    "--densities 0.22 --steps 10 --dense-steps 0.1 --dense-layers 0 --min-tokens 0"
 )
 
 
@@ -48,7 +48,7 @@ def residua(command: str, *more: str) -> None:
 
 
 def publish(name: str, made: Path) -> None:
-    """The report as a page of the site: its text, and its figures under names of their own."""
+    """Publishes the report as a page of the site: its text, and its figures under unique names."""
     text = (made / "report.md").read_text(encoding="utf-8")
     for figure in sorted(made.glob("*.png")):
         own = f"{name}-{figure.name}"
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "results", help="captures and reports")
     parser.add_argument("--only", action="append", choices=[*STUDIES, "methods"], help="may be repeated")
     parser.add_argument(
-        "--scenes", type=int, default=4, help="how many of the report scenes, for the methods"
+        "--scenes", type=int, default=2, help="how many of the report scenes, for the methods"
     )
     parser.add_argument("--lpips", type=Path, help="LPIPS weights (safetensors), for the methods")
     given = parser.parse_args()

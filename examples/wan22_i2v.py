@@ -13,7 +13,7 @@ from diffusers.utils import export_to_video, load_image
 import residua
 
 MODEL = "Wan-AI/Wan2.2-I2V-A14B-Diffusers"
-AREA = 1280 * 720  # pixels; the shape follows the image
+AREA = 1280 * 720  # pixels; the aspect ratio follows the image
 IMAGE, PROMPT = sys.argv[1:3]
 
 vae = AutoencoderKLWan.from_pretrained(MODEL, subfolder="vae", torch_dtype=torch.float32)
@@ -24,7 +24,7 @@ handle = residua.accelerate(pipe, quality="balanced")
 
 image = load_image(IMAGE)
 scale = (AREA / (image.width * image.height)) ** 0.5
-width, height = (round(side * scale) // 16 * 16 for side in image.size)  # 8 of the VAE times 2 of a patch
+width, height = (round(side * scale) // 16 * 16 for side in image.size)  # 8 from the VAE times 2 from a patch
 
 video = pipe(
     image=image.resize((width, height)),

@@ -1,0 +1,102 @@
+"""What it costs and saves to start a layer from the groups of another guidance branch, or of another
+transformer (docs/decisions/0017-groups-are-lent.md).
+
+    python benchmarks/lent_groups.py --out lent                   # branches of the model in the box
+    python benchmarks/lent_groups.py --out lent --second WEIGHTS  # and a second transformer like it
+
+Records the dense calls of four layers in a run of four steps with guidance, 8,192 tokens (some minutes; a
+folder that exists is used again), then makes the calls sparse at 6 %. Prints mean and p99 of the relative row
+error and CPU time of a call, each the mean over all heads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+import residua
+from residua import Config, State
+from residua.generation.loading import Placement, load
+from residua.grouping import reuse
+from residua.lab import capture
+from residua.lab.captures import CapturedCall, read_captures
+from residua.lab.studies.subject import dense_rows
+from residua.row_error import row_errors
+from residua.world.held_out import TUNING_PROMPTS
+
+CONFIG = Config(density=0.06)
+Calls = dict[tuple[int | str, int, int | None, str], CapturedCall]
+
+
+def recorded(folder: Path, model: str, steps: list[int], guidance: float) -> Calls:
+    """The calls by layer, head, step and branch."""
+    if not folder.exists():
+        pipe = load(model, Placement("cpu", "fp32", "none"))
+        capture(
+            pipe, folder, layers=[0, 2, 4, 5], heads=[0, 1], steps=steps, prompt=TUNING_PROMPTS[1],
+            num_inference_steps=4, guidance_scale=guidance, generator=torch.Generator().manual_seed(3),
+        )  # fmt: skip
+    return {(c.layer, c.head, c.step, c.branch): c for c in read_captures(folder)}
+
+
+def after(call: CapturedCall) -> State:
+    """The state of a layer after this call."""
+    state = State()
+    residua.attention(*call.load(), CONFIG, state)
+    return state
+
+
+def borrowing(lender: State) -> State:
+    state = State()
+    state.start_from(lender)
+    return state
+
+
+def measure(call: CapturedCall, state: State) -> tuple[float, float, float]:
+    tensors, dense = call.load(), dense_rows(call.call())[0]
+    begin = time.process_time()
+    out = residua.attention(*tensors, CONFIG, state)
+    seconds = time.process_time() - begin
+    return *row_errors(out, dense), 1000 * seconds
+
+
+def compare(calls: Calls, lenders: Calls, what: tuple[int, str], lent: tuple[int, str]) -> None:
+    """Calls of one step and branch: cold, from lent groups, and (where recorded) from the step before."""
+    found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for layer, head in sorted({key[:2] for key in calls}, key=str):
+        call, lender = calls[(layer, head, *what)], after(lenders[(layer, head, *lent)])
+        found["cold, 25 steps"].append(measure(call, State()))
+        for steps in (2, 5, 10):
+            reuse.BORROWED_STEPS = steps
+            found[f"lent, {steps} steps"].append(measure(call, borrowing(lender)))
+        before = calls.get((layer, head, what[0] - 1, what[1]))
+        if before is not None:
+            found["from the step before"].append(measure(call, after(before)))
+    print("| start | mean error | p99 | ms |\n|---|---|---|---|")
+    for name, values in found.items():
+        mean, p99, ms = map(fmean, zip(*values, strict=True))
+        print(f"| {name} | {mean:.4f} | {p99:.3f} | {ms:.0f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the recorded calls")
+    parser.add_argument("--second", help="weights of a second transformer")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    first = recorded(given.out / "first", "world", [0, 1], 2.0)
+    print("uncond from cond, first step\n")
+    compare(first, first, (0, "uncond"), (0, "cond"))
+    if given.second:
+        second = recorded(given.out / "second", given.second, [1, 2], 1.0)
+        print("\nsecond transformer from the first, third step\n")
+        compare(second, first, (2, "cond"), (1, "cond"))
+
+
+if __name__ == "__main__":
+    main()

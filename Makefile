@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PIP := $(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.txt
+# LOCKED=1 installs the files of requirements-ci.txt, by their hashes, and no others: Linux on x86-64, Python 3.11.
+LOCKED ?=
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
 SOURCES := pyproject.toml setup.py $(shell find src/residua/execution/native -name '*.cpp' -o -name '*.h')
@@ -80,8 +82,13 @@ install: $(INSTALLED)
 # Installed again when the package's metadata or its C++ sources change.
 $(INSTALLED): $(SOURCES) constraints.txt
 	$(PYTHON) -m venv $(VENV)
+ifdef LOCKED
+	$(BIN)/python -m pip install --quiet $(INDEX) --require-hashes --no-deps --requirement requirements-ci.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+else
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(PIP) --editable '.[all]'
+endif
 	touch $@
 
 $(TEST_INSTALLED): $(INSTALLED)

@@ -77,12 +77,12 @@ class BuildNative(build_ext):
             return compile_with([])
 
     def copy_extensions_to_source(self) -> None:
-        """For editable installs: the library, or the note that says why there is none."""
+        """For editable installs: copies the library, or the note that says why there is none."""
         build_py = self.get_finalized_command("build_py")
         for ext in self.extensions:
             there, here = map(Path, self._get_inplace_equivalent(build_py, ext))
             for target, built in ((there, here), (there.with_suffix(".txt"), here.with_suffix(".txt"))):
-                target.unlink(missing_ok=True)  # a running process keeps the library that it has loaded
+                target.unlink(missing_ok=True)  # a running process keeps the library it has loaded
                 if built.exists():
                     self.copy_file(str(built), str(target))
 
@@ -92,14 +92,14 @@ class BuildNative(build_ext):
 
 
 class PlatformWheel(bdist_wheel):
-    """One wheel per platform for every Python 3: the library knows nothing of Python's ABI."""
+    """One wheel per platform for every Python 3: the library does not depend on Python's ABI."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
 def readme() -> str:
-    """The README with absolute addresses: its images and links also work outside the repository."""
+    """The README with absolute addresses, so that its images and links work outside the repository."""
     version = re.search(r'^__version__ = "(.+)"$', Path("src/residua/__init__.py").read_text(), re.MULTILINE)
     assert version, "src/residua/__init__.py has no __version__"
     tag = f"v{version[1]}"

@@ -12,10 +12,11 @@ from residua.bench.static import model
 from residua.bench.static.gpus import GPUS, H100, find_gpu
 from residua.bench.static.report import yardstick
 from residua.bench.static.route import count_tiles, pack, real_route
-from residua.bench.static.sass import Code, Loop, _natural_loops
+from residua.bench.static.sass import Code, Loop, _natural_loops, _parse
 from residua.bench.static.task import make_task
 from residua.bench.static.work import Work
 from residua.errors import InputError
+from residua.execution.triton.cubin import spilled
 
 
 def test_packing_fills_tiles_over_two_runs():
@@ -59,20 +60,46 @@ def test_what_bounds_a_kernel():
     assert model.occupancy(code, H100) == 2
 
 
-def test_instructions_stay_near_a_plain_dense_kernel():
-    """The attention kernel's inner loop on sm_90: at most 1.15 times that of a FlashAttention-2 style one."""
+@pytest.mark.parametrize(("gpu", "low"), [(H100, 1.15), (GPUS["4090"], 1.2)], ids=["sm_90", "sm_89"])
+def test_instructions_stay_near_a_plain_dense_kernel(gpu, low):
+    """The attention kernel's inner loop: at most 1.15 times that of a FlashAttention-2 style one. In a low
+    tile four warps load the keys that eight load in a tall one."""
     from functools import partial
 
     from residua.execution.triton import TritonBackend, gate, gate_cases
 
     launch = partial(gate_cases._attend, 128, gate_cases.BF16, ", drift")
-    with gate.compile_only(90) as seen:
+    with gate.compile_only(gpu.arch) as seen:
         launch(TritonBackend())
-    kernels = [k for k in seen if k.metadata.name == "attend_kernel"]
-    codes = [model.read_code(k, gate.usage(k.asm["cubin"])["REG"]) for k in kernels]
-    flash = yardstick(H100, 128).products[0].instructions
+    codes = [model.read_code(k) for k in seen if k.metadata.name == "attend_kernel"]
+    flash = yardstick(gpu, 128).products[0].instructions
     assert [len(code.products) for code in codes] == [3, 3]  # full tiles, cut tiles, summary
-    assert all(code.products[0].instructions <= 1.15 * flash for code in codes)
+    assert codes[0].products[0].instructions <= 1.15 * flash
+    assert codes[1].products[0].instructions <= low * flash
+
+
+def test_branches_in_all_their_forms():
+    code, labels = _parse(
+        """
+.L_x_1:
+        /*0000*/                   FADD R1, R2, R3 ;
+        /*0010*/                   BRA.U !UP0, `(.L_x_1) ;
+        /*0020*/              @P0  BRA `(.L_x_1) ;
+        /*0028*/              @P1  CALL.REL.NOINC `(.L_x_2) ;
+        /*0030*/                   BRA `(.L_x_2) ;
+.L_x_2:
+        /*0040*/                   EXIT ;
+"""
+    )
+    assert [name for name, _ in code] == ["FADD", "BRA.U.IF", "BRA.IF", "CALL.REL.NOINC.IF", "BRA", "EXIT"]
+    ((header, body),) = _natural_loops(code, labels)
+    assert (header, body) == (0, {0, 1, 2})
+
+
+def test_spills_are_read_from_the_machine_code():
+    line = "        /*0170*/                   {} [R1+0x10], R86 ;\n"
+    code = "".join(map(line.format, ("STL", "STL.64", "LDL.LU", "LDL.LU.64", "LDL.128", "STG.E", "LDS")))
+    assert spilled(code) == 4 + 8 + 4 + 8 + 16
 
 
 def test_tasks_and_gpus_by_name():

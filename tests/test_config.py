@@ -30,6 +30,7 @@ def test_the_papers_settings():
         *(("ridge", value) for value in (-1e-9, math.nan, math.inf, "1", False)),
         *((name, bad) for name in ("key_rank", "query_rank", "metric_rows") for bad in (0, -1, 1.5, True)),
         *((name, 0) for name in ("kmeans_cold", "kmeans_warm", "residual_rank", "query_groups", "kv_groups")),
+        ("kmeans_cold", 1001), ("kmeans_warm", 1001),
         ("probes", -1), ("probes", 2.0), ("query_groups", 3.0), ("kv_groups", "8"),
         ("partition", "spectral"), ("score", "max"), ("reconstruction", "affine"), ("probe_policy", "best"),
         ("partition", None), ("subspace", 1), ("check_finite", "yes"), ("backend", None),

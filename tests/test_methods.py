@@ -101,7 +101,7 @@ def test_methods_without_an_estimate_refuse_an_error_bound():
 
 def test_tiles_without_a_grid_are_refused():
     method = find_method("sta")
-    with pytest.raises(InputError, match="'sta' has no answer for this call: the tokens have no grid"):
+    with pytest.raises(InputError, match="'sta' cannot compute this call: the tokens have no grid"):
         method.attend(*call(4), method.settings(CONFIG), method.new_state(SharedBudget()))
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from oracle import choose_probes, masked_attention, normal, qkv, small
 
 from residua import InputError
-from residua.execution.backend import Backend, backends
+from residua.execution.backend import Backend
+from residua.execution.selection import backends
 from residua.grouping import group_tokens
 from residua.inputs import validate
 from residua.probes import coverage_weights, select, take_probes, visiting_order

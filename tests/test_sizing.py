@@ -7,7 +7,7 @@ import torch
 
 from residua import Config
 from residua.inputs import validate
-from residua.sizing import default_groups, resolve
+from residua.sizing import default_groups, fewer_cells, resolve, summary_groups, summary_sizes
 
 
 def call_of(queries, keys, dim=64, value_dim=None, **spans):
@@ -37,7 +37,7 @@ def test_nothing_to_clamp_leaves_no_note():
 
 
 def test_every_clamp_leaves_a_note():
-    config = Config(query_groups=900, kv_groups=900, key_rank=48, query_rank=64, residual_rank=16)
+    config = Config(query_groups=900, kv_groups=900, key_rank=48, query_rank=64, residual_rank=16, probes=64)
     sizes = resolve(config, call_of(100, 90, dim=24, value_dim=8, exact_queries=(0, 10), pinned_keys=(0, 20)))
     assert (sizes.query_groups, sizes.kv_groups) == (90, 70)
     assert (sizes.key_rank, sizes.query_rank, sizes.residual_rank) == (24, 24, 8)
@@ -56,7 +56,43 @@ def test_calls_that_repair_nothing_take_no_probes():
 
 
 @pytest.mark.parametrize("tokens", [300, 888, 3000, 20_000])
-def test_more_cells_than_are_worth_it_leave_a_note(tokens):
-    many = resolve(Config(query_groups=tokens, kv_groups=tokens), call_of(tokens, tokens)).notes
-    assert any(f"{tokens**2} cells" in note and "leave query_groups" in note for note in many)
-    assert not any("cells" in note for note in resolve(Config(), call_of(tokens, tokens)).notes)
+def test_more_cells_than_are_worth_it_are_clamped(tokens):
+    sizes = resolve(Config(query_groups=tokens, kv_groups=tokens), call_of(tokens, tokens))
+    cells = sizes.query_groups * sizes.kv_groups
+    assert 0.9 * max(65_536, tokens**2 / 8) < cells <= max(65_536, tokens**2 / 8)
+    for name in ("query_groups", "kv_groups"):
+        assert any(f"{name}={tokens} clamped" in note and "longer than dense" in note for note in sizes.notes)
+    assert not resolve(Config(density=1), call_of(tokens, tokens)).notes
+
+
+@pytest.mark.parametrize(
+    "groups, left",
+    [((10, 2900), (10, 2900)), ((2900, 1000), (1051, 1000)), ((2900, 2900), (1025, 1025))],
+)
+def test_the_larger_count_is_cut_first(groups, left):
+    assert fewer_cells(*groups, 2900 * 2900) == left
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 97, 300, 1025, 4096, 8192, 20_000, 150_000])
+@pytest.mark.parametrize("density", [0.005, 0.03, 0.06, 0.14, 0.3])
+@pytest.mark.parametrize("cpu", [True, False])
+def test_counts_of_a_summary_fit_into_the_call(tokens, density, cpu):
+    cq, ck = summary_groups(tokens, tokens, density, cpu)
+    assert 1 <= cq <= tokens and 1 <= ck <= tokens
+    slots, rank = summary_sizes(tokens, density, cpu)
+    assert slots >= 16 and rank in (16, 32) and (cpu or rank == 16)
+
+
+def test_short_calls_at_small_budgets_have_many_small_groups():
+    """The budget of 4,096 tokens at 4 % pays for too few anchors, so centroids of small groups serve."""
+    at = {density: summary_groups(4096, 4096, density, cpu=True) for density in (0.04, 0.08, 0.22)}
+    assert at == {0.04: (64, 512), 0.08: (64, 256), 0.22: (64, 256)}
+
+
+def test_probes_follow_the_budget_unless_their_number_is_given():
+    call = call_of(4096, 4096)
+    found = {d: resolve(Config(density=d), call) for d in (0.01, 0.04, 0.08, 0.22)}
+    assert {d: sizes.probes for d, sizes in found.items()} == {0.01: 20, 0.04: 24, 0.08: 27, 0.22: 64}
+    assert not any(sizes.notes for sizes in found.values())
+    assert resolve(Config(density=0.08, probes=64), call).probes == 64
+    assert resolve(Config.paper(density=0.08), call).probes == 64

@@ -7,6 +7,7 @@ import torch
 from oracle import normal, qkv, small
 
 from residua import State, attention
+from residua.grouping.reuse import BORROWED_STEPS
 from residua.types import GroupMemory
 
 
@@ -137,3 +138,38 @@ def test_of_the_tokens_it_keeps_two_bytes_each():
     assert by_token == {"query_labels", "kv_labels"}
     assert all(kept[name].dtype == torch.int16 for name in by_token)
     assert memory.query_centroids.dtype == memory.kv_centroids.dtype == torch.bfloat16
+
+
+def test_a_borrowed_start_clusters_again_from_the_lent_centres():
+    tensors, near = qkv(seed=1), qkv(seed=2)
+    lender, borrower = State(), State()
+    run(lender, *tensors)
+    borrower.start_from(lender)
+    out, receipt = run(borrower, *near, config=small(kmeans_cold=25))
+    assert not receipt.warm and receipt.reused == 0.0  # not the step before
+    # the same as a warm start with as many steps, without kept groups
+    started = State()
+    run(started, *tensors, config=small(regroup_every=1))
+    wanted, _ = run(started, *near, config=small(kmeans_warm=BORROWED_STEPS))
+    assert not torch.equal(out, attention(*near, small(kmeans_cold=25)))
+    assert torch.allclose(out, wanted, atol=1e-6)
+    assert run(borrower, *near)[1].warm and run(lender, *tensors)[1].warm
+
+
+def test_a_borrowed_start_of_another_shape_is_a_cold_one():
+    lender, borrower, tensors = State(), State(), qkv(queries=301)
+    run(lender, *qkv())
+    borrower.start_from(lender)
+    out, receipt = run(borrower, *tensors)
+    assert not receipt.warm and torch.equal(out, attention(*tensors, small()))
+
+
+def test_a_warm_state_borrows_nothing():
+    lender, state = State(), State()
+    run(lender, *qkv(seed=1))
+    run(state, *qkv(seed=2))
+    state.start_from(lender)
+    assert run(state, *qkv(seed=2))[1].warm
+    state.reset()
+    state.start_from(State())
+    assert not state.warm

@@ -27,6 +27,7 @@ def test_the_figures_agree_with_each_other(row):
     found = row.to_dict()
     assert found["limit"] == pytest.approx(1 / 0.22)
     assert found["speedup"] == pytest.approx(row.dense_ms / row.call_ms)
+    assert found["run_speedup"] == pytest.approx(8 * row.dense_ms / (7 * row.call_ms + row.regroup_ms))
     assert found["kernel_ms"] == row.stages_ms["attention"]
     assert found["kernel_over_limit"] == pytest.approx(row.kernel_ms / (row.kernel_density * row.dense_ms))
     assert row.kernel_density < row.cost and row.density <= row.cost <= 0.22

@@ -144,7 +144,7 @@ def test_a_pipeline_cancelled_many_times(pipes, speed_up):
     dense = tiny(3)
     handle = speed_up(tiny.pipe)
     expected = tiny(3)
-    for number in range(20):
+    for number in range(50):
         at = number % 3
 
         def cancel(_, step, *__, at=at):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from residua import accelerate
+from residua import State, accelerate
 
 NAMES = [
     "wan", "wan22 i2v", "wan vace", "skyreels forcing", "hunyuan", "cosmos 2.5", "cosmos 3", "cogvideox",
@@ -52,6 +52,24 @@ def test_second_transformer_of_wan22_starts_cold_and_has_no_dense_steps_of_its_o
         assert (layer.dense, layer.sparse) == ({"first steps": 2}, 2 * (switch - 1))
     for layer in second.layers:
         assert (layer.dense, layer.sparse, layer.warm) == ({}, 2 * (STEPS - switch), 2 * (STEPS - switch - 1))
+
+
+def test_second_transformer_of_wan22_borrows_groups_of_its_own_run_alone(pipes, speed_up, monkeypatch):
+    lent, start_from = [], State.start_from
+    monkeypatch.setattr(
+        State, "start_from", lambda self, other: lent.append(other) or start_from(self, other)
+    )
+    tiny = pipes.wan22_i2v()
+    with speed_up(tiny.pipe, 0.22) as handle:
+        first, second = (attachment.host for attachment in handle.attachments)
+        outs = [tiny(STEPS) for _ in range(2)]
+        lent.clear()
+        tiny(STEPS)
+        layers = len(handle.attachments[0].layers)
+        # uncond from cond in both transformers, and cond of the second from cond of the first
+        assert len(lent) == 3 * layers
+        assert second.lenders == (first,) and first.lenders == ()
+    assert torch.equal(*outs)
 
 
 PRESETS = {

@@ -4,6 +4,7 @@ it always did, one with Residua the same as in every other walk, and every dense
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -160,6 +161,39 @@ class Walk(RuleBasedStateMachine):
         self.check_clean()
         self.model, self.handle, self.density = model, None, None
         self.born_with = set(traces(model))
+
+    @precondition(lambda self: not self.had_lora)
+    @rule(shape=st.sampled_from(("plain", "wide")))
+    def run_compiled(self, shape: str) -> None:
+        """Compiled without a compiler: the same kernels, but calls that the graph cannot hold break it."""
+        compiled = torch.compile(self.model, backend="eager", dynamic=False)
+        self.check(shape, self.denoise(compiled, self.given(shape), self.scheduler, STEPS), self.density)
+        torch._dynamo.reset()
+
+    @rule(kind=st.sampled_from(("model", "sequential")), shape=st.sampled_from(sorted(SHAPES)))
+    def run_offloaded(self, kind: str, shape: str) -> None:
+        """The weights come and go with every forward pass."""
+        accelerate = pytest.importorskip("accelerate")
+        cpu = torch.device("cpu")
+        if kind == "model":
+            accelerate.cpu_offload_with_hook(self.model, execution_device=cpu)
+        else:
+            accelerate.cpu_offload(self.model, execution_device=cpu)
+        self.check(shape, self.output(shape), self.density)
+        accelerate.hooks.remove_hook_from_module(self.model, recurse=True)
+        self.check(shape, self.output(shape), self.density)
+
+    @rule(density=st.sampled_from(DENSITIES), shape=st.sampled_from(sorted(SHAPES)))
+    def run_beside_another(self, density: float, shape: str) -> None:
+        """A second model with other settings, in another thread at the same time."""
+        twin, schedule = copy.deepcopy(self.model), copy.deepcopy(self.scheduler)
+        other = self.speed_up(twin, density, scheduler=schedule)
+        with ThreadPoolExecutor(1) as pool:
+            its = pool.submit(self.denoise, twin, self.given("plain"), schedule, STEPS)
+            self.check(shape, self.output(shape), self.density)
+            self.check("plain", its.result(), density)
+        other.remove()
+        self.check_plain(twin)
 
     @rule()
     def switch_lora(self) -> None:

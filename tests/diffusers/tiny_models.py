@@ -289,11 +289,14 @@ def qwen_image() -> Built:
         patch_size=2, in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16,
         num_attention_heads=2, joint_attention_dim=16, axes_dims_rope=(8, 4, 4),
     )  # fmt: skip
-    return model, {
+    inputs = {
         "hidden_states": noise(1, VIDEO, 16), "encoder_hidden_states": noise(1, 8, 16),
         "encoder_hidden_states_mask": torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]).bool(),
         "timestep": torch.tensor([0.5]), "img_shapes": [[(1, 12, 16)]],
     }  # fmt: skip
+    if diffusers.__version__.startswith("0.36."):  # does not read the length of the text from its mask
+        inputs["txt_seq_lens"] = [8]
+    return model, inputs
 
 
 def minimax_h3() -> Built:

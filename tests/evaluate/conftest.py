@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
 from residua.evaluate.prompts import Prompt
-from residua.evaluate.suite import DENSE, FLOOR, Generation, Setting, Suite, Work
+from residua.evaluate.suite import DENSE, FLOOR, Generation, Setting, Suite, Workers
 from residua.world.held_out import TUNING_PROMPTS
 from residua.world.model import TRANSFORMER_CONFIG, PromptTable
 from residua.world.pipeline import WorldPipeline
@@ -56,7 +56,7 @@ def make_suite(weights):
         ]  # fmt: skip
         plain = {
             "model": str(weights), "prompts": tuple(map(Prompt, texts)), "seeds": tuple(seeds),
-            "settings": tuple(settings), "work": Work(device="cpu", workers=2, threads=1),
+            "settings": tuple(settings), "work": Workers(device="cpu", workers=2, threads=1),
             "generation": Generation(steps=2, height=16, width=16, frames=8),
         }  # fmt: skip
         return Suite(**{**plain, **changes})

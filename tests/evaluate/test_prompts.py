@@ -9,6 +9,7 @@ import pytest
 from residua.errors import InputError
 from residua.evaluate.prompts import Prompt, read_prompts
 from residua.evaluate.tables import TomlTable
+from residua.world.held_out import REPORT_PROMPTS
 
 
 def read(folder, **table):
@@ -55,6 +56,11 @@ def test_pbench_as_it_is_published(tmp_path):
     assert found[0].image == str((tmp_path / "condition_image" / "a.jpg").resolve())
 
 
+def test_scenes_of_the_model_in_the_box(tmp_path):
+    found = read(tmp_path, scenes="report", limit=3)
+    assert [prompt.text for prompt in found] == list(REPORT_PROMPTS[:3])
+
+
 @pytest.mark.parametrize(
     "name, content, table, says",
     [
@@ -71,6 +77,7 @@ def test_pbench_as_it_is_published(tmp_path):
         ("p.txt", "a", {"file": "p.txt", "texts": ["b"]}, "[prompts] names file, texts: wanted one of"),
         ("p.txt", "a", {"file": "p.txt", "limits": 3}, "did you mean 'limit'?"),
         ("p.txt", "a", {"texts": [" "]}, "wanted a list of prompts"),
+        ("p.txt", "a", {"scenes": "all"}, "wanted one of tuning, report"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, name, content, table, says):

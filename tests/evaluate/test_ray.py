@@ -19,7 +19,7 @@ from residua.evaluate.engine import PlainLoop, plan_pool
 from residua.evaluate.records import Job
 from residua.evaluate.run import Options, Outcome, evaluate
 from residua.evaluate.store import Store
-from residua.evaluate.suite import Generation, Suite, Work
+from residua.evaluate.suite import Generation, Suite, Workers
 from residua.world.held_out import TUNING_PROMPTS
 
 STORE = 80 << 20
@@ -138,11 +138,11 @@ def test_a_lost_node_costs_only_what_it_was_making(cluster, make_suite, tmp_path
 @pytest.mark.parametrize(
     "resources, work, workers, gpus, threads",
     [
-        ({"CPU": 64.0, "GPU": 8.0}, Work(), 8, 1.0, None),
-        ({"CPU": 64.0, "GPU": 8.0}, Work(workers=3), 3, 1.0, None),
-        ({"CPU": 64.0, "GPU": 8.0}, Work(device="cpu"), 2, 0.0, 32),
-        ({"CPU": 8.0}, Work(workers=4), 4, 0.0, 2),
-        ({"CPU": 8.0}, Work(threads=3), 2, 0.0, 3),
+        ({"CPU": 64.0, "GPU": 8.0}, Workers(), 8, 1.0, None),
+        ({"CPU": 64.0, "GPU": 8.0}, Workers(workers=3), 3, 1.0, None),
+        ({"CPU": 64.0, "GPU": 8.0}, Workers(device="cpu"), 2, 0.0, 32),
+        ({"CPU": 8.0}, Workers(workers=4), 4, 0.0, 2),
+        ({"CPU": 8.0}, Workers(threads=3), 2, 0.0, 3),
     ],
 )
 def test_workers_by_what_a_cluster_has(make_suite, resources, work, workers, gpus, threads):
@@ -153,6 +153,6 @@ def test_workers_by_what_a_cluster_has(make_suite, resources, work, workers, gpu
 
 
 def test_the_small_model_in_the_box_gets_a_worker_per_core(make_suite):
-    job = Job(make_suite(2, model="world", work=Work()), Path("out"), "run")
+    job = Job(make_suite(2, model="world", work=Workers()), Path("out"), "run")
     pool = plan_pool(job, {"CPU": 8.0}, nodes=1, rows=100)
     assert (pool.workers, pool.threads, pool.measuring) == (8, 1, 1)

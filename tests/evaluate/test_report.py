@@ -10,6 +10,8 @@ import pytest
 
 from residua.evaluate.report import make_report
 from residua.evaluate.store import SCHEMA
+from residua.evaluate.suite import Setting
+from residua.palette import RESIDUA, colours
 
 RUN = {"versions": {"residua": "1"}}
 
@@ -64,6 +66,20 @@ def test_means_and_differences_are_those_of_the_rows(suite):
     assert found["data"]["profiles"]["paper"]["error_per_layer"] == [[0.0, pytest.approx(0.65)]]
     assert "not here" in found["facts"]["not measured: vbench"] and found["warnings"] == []
     assert {"report.html", "report.md", "rows.parquet", "per-layer.png"} <= set(files)
+
+
+def test_residua_has_its_colour_and_other_methods_have_not(make_suite):
+    given = {
+        "dense": {}, "balanced": {"quality": "balanced"}, "low": {"density": 0.1},
+        "paper": {"method": "paper"}, "fitted": {"config": {"reconstruction": "probe"}},
+        "svg2": {"method": "svg2"},
+    }  # fmt: skip
+    suite = make_suite(["a"], settings=tuple(Setting(*item) for item in given.items()))
+    assert suite.own_settings == ["balanced", "low"]
+    chosen = colours([setting.name for setting in suite.settings], *suite.own_settings)
+    assert {name for name, colour in chosen.items() if colour == RESIDUA} == {"balanced", "low"}
+    page = report(suite, rows_of(suite, lower))[0]["report.html"].decode()
+    assert page.count("stroke: var(--blue)") > 0
 
 
 def test_the_worst_ten_prompts_come_first_in_their_worst_seed(suite):

@@ -189,7 +189,7 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(make_suite, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "_write", full)
-        with pytest.raises(StoppedError, match=r"No space left on device.*the same command goes on"):
+        with pytest.raises(StoppedError, match=r"No space left on device.*run the same command again"):
             go(suite, out)
     done = len(Store(out).read_rows())
     assert 0 < done < 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -33,13 +34,18 @@ FAKE = """
 import json, os
 class VBench:
     def __init__(self, device, info, out):
+        assert device == "cpu"
         self.out = out
     def evaluate(self, videos_path, name, dimension_list, prompt_list, mode):
-        assert mode == "custom_input" and all(os.path.isfile(path) for path in prompt_list)
+        paths = [os.path.join(videos_path, key) for key in prompt_list]  # as VBench 0.1.5 does
+        assert mode == "custom_input" and all(os.path.isfile(path) for path in paths)
         with open(os.path.join(os.path.dirname(__file__), "calls"), "a") as calls:
             calls.write(name + "\\n")
-        found = [{"video_path": path, "video_results": 0.5} for path in prompt_list]
-        result = {dimension: [0.5, found] for dimension in dimension_list}
+        result = {}
+        for dimension in dimension_list:
+            each = 50.0 if dimension == "imaging_quality" else 0.25
+            found = [{"video_path": path, "video_results": each} for path in paths]
+            result[dimension] = [0.5, found]
         json.dump(result, open(os.path.join(self.out, name + "_eval_results.json"), "w"))
 """
 
@@ -66,10 +72,13 @@ def test_a_scorer_runs_once_on_the_same_clips(folder, make_suite, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(FAKE)
     monkeypatch.syspath_prepend(str(package.parent))
-    suite = make_suite(1, scorers=("vbench",))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(folder)
+    suite, folder = make_suite(1, scorers=("vbench",)), Path()  # as in `--out .`
     try:
         scores, reasons = join_scores(folder, suite, ROWS)
-        assert reasons == {} and scores["p"]["vbench imaging_quality"] == 0.5 and set(scores) == {"d", "p"}
+        assert reasons == {} and set(scores) == {"d", "p"}
+        assert scores["p"] == {"vbench imaging_quality": 0.5, "vbench subject_consistency": 0.25}
         assert join_scores(folder, suite, ROWS) == (scores, {})
         assert sorted((package / "calls").read_text().split()) == ["vbench-dense", "vbench-paper"]
         join_scores(folder, suite, [ROWS[0], {**ROWS[1], "hash": "3"}])
@@ -80,7 +89,7 @@ def test_a_scorer_runs_once_on_the_same_clips(folder, make_suite, monkeypatch):
 
 def test_results_of_vbench_are_joined_by_video():
     results = {
-        "imaging_quality": [0.6, [{"video_path": "/else/paper/a cat-0.mp4", "video_results": 0.7}]],
+        "imaging_quality": [0.6, [{"video_path": "/else/paper/a cat-0.mp4", "video_results": 70.0}]],
         "subject_consistency": [0.9, [{"video_path": "dense/a cat-0.mp4", "video_results": float("nan")}]],
         "broken": "text",
     }
@@ -101,7 +110,7 @@ def test_files_of_scores(folder, make_suite):
     [
         ("s.csv", "setting,prompt,taste\npaper,a cat,1\n", "row 1: wanted setting, prompt, seed"),
         ("s.csv", "setting,prompt,seed,taste\npaper,a cat,0,good\n", "taste = 'good' is not a number"),
-        ("s.csv", "setting,prompt,seed,taste\npaper,a dog,0,1\n", "no row of it is a row of this suite"),
+        ("s.csv", "setting,prompt,seed,taste\npaper,a dog,0,1\n", "none of its rows belongs to this suite"),
         ("s.jsonl", "{", "not valid JSON lines"),
         ("s.json", "{}", "no score of a video of this suite"),
         ("s.txt", "x", "wanted .json, .jsonl or .csv"),

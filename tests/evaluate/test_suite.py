@@ -76,7 +76,7 @@ def test_the_floor_can_be_left_out_and_the_name_is_the_file_s(tmp_path):
         ("density = 0.22", "density = 22", "[settings.paper] Config.density=22: wanted a number above 0"),
         ("probes = 32", "probs = 32", "[settings.own] unknown setting probs"),
         ("[settings.paper]", '[settings."../up"]', "it names a folder"),
-        ("[settings.paper]", "[settings.dense]", "[settings.dense] takes nothing"),
+        ("[settings.paper]", "[settings.dense]", "[settings.dense] takes no options"),
         ("workers = 3", "workers = 0", "[run] workers = 0: wanted at least 1"),
         ("workers = 3", 'dtype = "fp8"', "[run] dtype = 'fp8': wanted one of auto, fp32"),
         ("[run]", '[metrics]\nscorers = ["vbenhc"]\n[run]', "did you mean 'vbench'?"),
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_with_the_way_out(tmp_path, old, new, says):
 
 def test_a_suite_without_a_sparse_setting_is_refused(tmp_path):
     text = 'model = "world"\n[prompts]\ntexts = ["a cat"]\n'
-    with pytest.raises(InputError, match="no setting beside dense"):
+    with pytest.raises(InputError, match="no setting other than dense"):
         read_suite(write(tmp_path, text))
 
 

@@ -43,7 +43,7 @@ def default() -> Trace:
 
 def test_the_default_call_is_a_few_hundred_launches(default):
     assert_stays_on_the_device(default)
-    assert default.kernels <= 330
+    assert default.kernels <= 250
     assert default.peak_bytes <= 4 << 30
 
 
@@ -56,7 +56,7 @@ def test_the_default_call_moves_its_tensors_a_few_times(default):
 def test_a_sparser_call_has_finer_groups_and_still_fits():
     trace = trace_call(Config(density=0.05, regroup_every=1), **WAN)
     assert_stays_on_the_device(trace)
-    assert trace.kernels <= 330
+    assert trace.kernels <= 250
     assert trace.peak_bytes <= 5 << 30
     assert moved(trace, 0.05) <= 28e9
 
@@ -79,7 +79,7 @@ def test_cells_are_ranked_once(default):
 def test_a_short_call_launches_no_more_than_a_long_one(default):
     short = trace_call(FRESH, tokens=8192, heads=24, head_dim=128)
     assert_stays_on_the_device(short)
-    assert short.kernels <= default.kernels
+    assert short.kernels <= default.kernels <= 250
 
 
 def test_a_call_that_keeps_its_groups_clusters_nothing(default):
@@ -87,7 +87,7 @@ def test_a_call_that_keeps_its_groups_clusters_nothing(default):
     short = trace_call(Config(), tokens=8192, heads=24, head_dim=128)
     assert short.waits == short.mixed == []
     assert not {"assign", "project"} & {launch.name for launch in short.launches}
-    assert short.kernels <= 270 < default.kernels
+    assert short.kernels <= 210 < default.kernels
 
 
 @pytest.mark.parametrize("shape", [{}, TEXT], ids=["plain", "grouped queries, text, padding"])
@@ -102,11 +102,12 @@ def test_every_reconstruction(reconstruction, dim, shape):
     assert sum(op.bytes for op in trace.operations) <= 6e9
 
 
-@pytest.mark.parametrize("arch", [80, 89, 120])
+@pytest.mark.parametrize("arch", [80, 86, 89, 100, 120])
 def test_other_architectures(arch):
-    trace = trace_call(FRESH, tokens=16384, heads=8, head_dim=128, arch=arch)
+    trace = trace_call(FRESH, tokens=8192, heads=24, head_dim=128, arch=arch)
     assert_stays_on_the_device(trace)
-    assert trace.kernels <= 400
+    assert trace.kernels <= 250
+    assert tiles_of(trace, Task(8192, 24)).utilisation >= 0.7
 
 
 def test_a_read_of_a_value_would_be_noticed():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from residua.errors import BackendError
 from residua.execution import flashinfer as adapter
@@ -79,16 +82,25 @@ def on_cpu(kind):
             (prefill, "device_support_pdl", lambda device: False),
             (adapter, "WORKSPACE_BYTES", 1024),
             (TritonBackend, "gather_rows", lambda self, x, order: plain.gather_rows(x, order)),
+            (TritonBackend, "group_major", lambda self, x, kv, values=False: plain.gather_rows(x, kv.order)),
             (TritonBackend, "attend", Reference.attend),
-            (adapter.FlashInferBackend, "scatter_rows", scatter),
+            (adapter.FlashInferBackend, "join_rows", join_rows),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         stack.callback(vars(adapter._LOCAL).clear)
         yield
 
 
-def scatter(self, x, order):
-    return torch.empty_like(x).scatter_(2, order[..., None].expand_as(x), x)
+def join_rows(self, out, lse, other, other_lse, order):
+    """What the kernel does; it must not read rows that have seen nothing."""
+    index = order[..., None].expand_as(other)
+    before, before_lse = out.gather(1, index).float(), lse.gather(1, order)
+    both = torch.logaddexp(before_lse, other_lse)
+    base = torch.where(both == -torch.inf, 0.0, both)
+    seen = [torch.where((x == -torch.inf)[..., None], 0.0, y.float() * (x - base).exp()[..., None])
+            for x, y in ((before_lse, before), (other_lse, other))]  # fmt: skip
+    out.scatter_(1, index, sum(seen).to(out.dtype))
+    lse.scatter_(1, order, both)
 
 
 def partition(batch, heads, tokens, groups, seed):
@@ -148,6 +160,46 @@ def test_extra_keys_are_merged_in(drifting):
         out, lse = adapter.FlashInferBackend().attend(q, k, v, route, 0.2, extra)
     torch.testing.assert_close(out, wanted, atol=3e-6, rtol=1e-5)
     torch.testing.assert_close(lse, wanted_lse, atol=3e-6, rtol=1e-5)
+
+
+class Memory(TorchDispatchMode):
+    """The most bytes that the tensors made inside have held at the same time."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.peak = {}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.untyped_storage()._cdata not in self.live:
+                storage = x.untyped_storage()
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self.live.values()))
+        return result
+
+
+def test_memory(monkeypatch):
+    """Copies of q, k and v, one output, and what FlashInfer returns for a few heads: the summary's output is
+    merged where it lies."""
+    q, k, v, route = call(torch.float16, 8, 8, 2000, 2000)
+    monkeypatch.setattr(adapter, "INDEX_LIMIT", 4000)
+    assert len(list(adapter.batches(route, 64))) >= 8
+    size = q.numel() * q.element_size()
+
+    def summary_alone(self, q, k, v, route, scale, summary, out_dtype):
+        assert route.cells.shape[-1] == 0
+        return torch.zeros(q.shape, dtype=out_dtype), torch.zeros(q.shape[:3])
+
+    def run(self, q, k, v, part, scale):
+        return torch.zeros_like(q), torch.zeros(q.shape[:2])
+
+    monkeypatch.setattr(adapter.FlashInferBackend, "_run", run)
+    keys = torch.zeros(2, 8, 5, 6, 64)
+    with on_cpu("fa2"), mock.patch.object(TritonBackend, "attend", summary_alone), Memory() as memory:
+        adapter.FlashInferBackend().attend(q, k, v, route, 0.2, SummaryKeys(keys, keys, keys[..., 0]))
+    assert 4 * size < memory.peak < 6 * size
 
 
 @pytest.mark.parametrize("backend", [adapter.FlashInferBackend, adapter.FlashInferBlocks])

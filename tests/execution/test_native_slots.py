@@ -297,56 +297,224 @@ def test_slots_and_partitions_that_point_outside_are_refused(isa):
     with pytest.raises(RouteError, match="from_labels"):
         NativeBackend(isa).slot_means(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE)
     with pytest.raises(RouteError, match="from_labels"):
-        NativeBackend(isa).group_covariance(rows(0, *k.shape[:3], 4), v, kv)
+        NativeBackend(isa).mixed_covariance(*mixture(k, v, kv, 4))
+    near = torch.zeros(1, 2, 10, dtype=torch.long)
+    near[0, 1, 3] = log_mass.shape[-1]
+    with pytest.raises(RouteError, match="slots"):
+        NativeBackend(isa).slot_means(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE, near, 0)
+
+
+def test_groups_may_be_visited_by_neighbourhood(isa):
+    """The sums are the same but for the order in which they are added."""
+    anchors, k, v, kv, _, _ = slotted(64, 40)
+    near = (chance(6, 1, 2, 10) * 3).long()
+    slots = near.repeat_interleave(2, dim=1)[:, :, None].expand(-1, -1, 13, -1).int()
+    mass = plain.cell_mass(anchors, k, kv, SCALE)
+    log_mass = torch.stack([torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(3)], -1)
+    case = (anchors, k, v, kv, slots, log_mass, SCALE)
+    for got, wanted in zip(
+        NativeBackend(isa).slot_means(*case, near, 0), slot_judge(*case), strict=True
+    ):  # fmt: skip
+        torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+def mixture(
+    k: Tensor, v: Tensor, kv: Partition, rank: int, count: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Partition, Tensor]:
+    """Arguments of `mixed_covariance`; every group for itself unless a count of mixtures is given."""
+    batch, heads, _, dim = k.shape
+    share = torch.eye(kv.groups).expand(batch, heads, -1, -1)
+    if count is not None:
+        share = rows(11, batch, heads, count, kv.groups).softmax(-1)
+    return share, k, rows(12, batch, heads, dim, rank), v, kv, plain.group_means(k.float(), kv)
+
+
+def mixture_judge(
+    share: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """In fp64, around the means of each group's own rows."""
+    batch, heads, groups, _ = centroids.shape
+    x = k.double() @ factor.double()
+    slopes = torch.zeros(batch, heads, groups, x.shape[-1], v.shape[-1], dtype=torch.double)
+    curves = slopes.new_zeros(slopes.shape[:-1])
+    for h in range(heads):
+        for c in range(groups):
+            own = kv.labels[0, h] == c
+            if not own.any():
+                continue
+            off, value_off = (t[0, h, own] - t[0, h, own].mean(0) for t in (x, v.double()))
+            slopes[0, h, c] = off.mT @ value_off / own.sum()
+            curves[0, h, c] = off.square().mean(0)
+    return (share.double() @ slopes.flatten(3)).unflatten(-1, slopes.shape[3:]), share.double() @ curves
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rank,dim", [(1, 8), (5, 20), (16, 64), (16, 128), (70, 96)])
-def test_group_covariance_error_is_at_most_twice_that_of_plain_torch(isa, dtype, rank, dim):
-    x, v = rows(0, 1, 2, 900, rank) + 10, rows(1, 1, 2, 900, dim, dtype=dtype) + 3
+@pytest.mark.parametrize(
+    "rank,dim,value_dim,count",
+    [(1, 8, 8, 3), (5, 24, 20, 7), (16, 64, 96, None), (32, 128, 128, 41), (70, 96, 17, 6)],
+)
+def test_mixed_covariance_error_is_at_most_twice_that_of_plain_torch(isa, dtype, rank, dim, value_dim, count):
+    k, v = rows(0, 1, 2, 900, dim, dtype=dtype) + 10, rows(1, 1, 2, 900, value_dim, dtype=dtype) + 3
     kv = partition(2, 2, 900, 12)
-    found = NativeBackend(isa).group_covariance(x, v, kv)
-    covariance = torch.zeros(1, 2, 12, rank, dim, dtype=torch.double)
-    variance = torch.zeros(1, 2, 12, rank, dtype=torch.double)
-    for h in range(2):
-        for c in range(12):
-            own = kv.labels[0, h] == c
-            off, value_off = (t[0, h, own].double() - t[0, h, own].double().mean(0) for t in (x, v))
-            if own.any():
-                covariance[0, h, c] = off.mT @ value_off / own.sum()
-                variance[0, h, c] = off.square().mean(0)
-    low = plain.group_covariance(x, v, kv)
-    for got, other, wanted in zip(found, low, (covariance, variance), strict=True):
+    case = mixture(k, v, kv, rank, count)
+    assert bool((kv.sizes == 0).any()) and bool((kv.sizes > 64).any())
+    found, low = NativeBackend(isa).mixed_covariance(*case), Portable().mixed_covariance(*case)
+    for got, other, wanted in zip(found, low, mixture_judge(*case), strict=True):
         error, allowed = (got - wanted).norm(), (other - wanted).norm()
-        assert got.dtype == torch.float32
+        assert got.dtype == torch.float32 and got.shape == wanted.shape
         assert error <= 2 * allowed + 1e-7 * wanted.norm(), f"error {error:.3g}, plain has {allowed:.3g}"
-        assert bool((got[kv.sizes == 0] == 0).all()) and bool((kv.sizes == 0).any())
+        if count is None:
+            assert bool((got[kv.sizes == 0] == 0).all())
 
 
-def test_nan_in_one_group_stays_there(isa):
-    x, v, kv = rows(0, 1, 2, 500, 6), rows(1, 1, 2, 500, 24), partition(2, 2, 500, 7)
+@pytest.mark.parametrize("pools", [1, 5, 12])
+def test_groups_of_a_pool_share_the_mean_over_their_keys(isa, pools, threads):
+    k, v, kv = rows(0, 2, 2, 900, 64) + 3, rows(1, 2, 2, 900, 40), partition(2, 2, 900, 12)
+    kv = Partition.from_labels(torch.cat([kv.labels, kv.labels.flip(-1)]), 12)
+    share, _, factor, _, _, centroids = mixture(k, v, kv, 6, 17)
+    pool = (chance(7, 2, 2, 12) * pools).long()
+    threads(2)
+    found = NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    for b, h in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        x, slope, total = (
+            ((k[b, h] - 3) @ factor[b, h]).double(),
+            torch.zeros(pools, 6, 40),
+            torch.zeros(pools),
+        )
+        for g in range(12):
+            at = kv.labels[b, h] == g
+            if not at.any():
+                continue
+            off, value_off = (y[at].double() - y[at].double().mean(0) for y in (x, v[b, h]))
+            slope[pool[b, h, g]] += (off.T @ value_off).float()
+            total[pool[b, h, g]] += at.sum()
+        mean = slope / total.clamp(min=1)[:, None, None]
+        wanted = torch.einsum("mg,grd->mrd", share[b, h], mean[pool[b, h]])
+        torch.testing.assert_close(found[0][b, h], wanted, rtol=1e-4, atol=1e-4)
+    threads(1)
+    again = NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    other = Portable().mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    for one, two, three in zip(found, again, other, strict=True):
+        assert torch.equal(one, two)
+        torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RouteError, match="slots"):
+        NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool + pools, pools)
+
+
+def test_values_far_from_zero_do_not_drown_their_covariance(isa):
+    k, v, kv = rows(0, 1, 2, 500, 16), rows(1, 1, 2, 500, 24), partition(2, 2, 500, 7)
+    near, far = (NativeBackend(isa).mixed_covariance(*mixture(k, x, kv, 6))[0] for x in (v, v + 1000))
+    torch.testing.assert_close(far, near, rtol=0, atol=1e-3 * float(near.abs().max()))
+
+
+def test_more_heads_than_fit_into_one_wave(isa, monkeypatch):
+    """Heads are independent: many of them give what each gives alone."""
+    k, v, kv = rows(0, 1, 6, 300, 64), rows(1, 1, 6, 300, 128), partition(2, 6, 300, 250)
+    share, _, factor, _, _, centroids = mixture(k, v, kv, 64, 3)  # 8 MB a head, 32 MB in a wave
     backend = NativeBackend(isa)
-    clean = backend.group_covariance(x, v, kv)
-    v[kv.labels == 2] = torch.nan
-    x[kv.labels == -1] = torch.nan
-    others = torch.arange(7) != 2
-    for got, wanted in zip(backend.group_covariance(x, v, kv), clean, strict=True):
-        assert torch.equal(got[:, :, others], wanted[:, :, others])
+    slope, curve = backend.mixed_covariance(share, k, factor, v, kv, centroids)
+    for h in range(6):
+        own = [t[:, h : h + 1] for t in (share, k, factor, v)]
+        alone = Partition(*(t[:, h : h + 1].contiguous() for t in (kv.labels, kv.order, kv.offsets)))
+        one = backend.mixed_covariance(*own, alone, centroids[:, h : h + 1])
+        assert torch.equal(one[0], slope[:, h : h + 1]) and torch.equal(one[1], curve[:, h : h + 1])
+
+
+def test_what_is_not_finite_in_one_group_counts_as_nothing_there(isa):
+    k, v, kv = rows(0, 1, 2, 500, 16), rows(1, 1, 2, 500, 24), partition(2, 2, 500, 7)
+    backend = NativeBackend(isa)
+    clean = backend.mixed_covariance(*mixture(k, v, kv, 6))
+    case = mixture(k, v, kv, 6)
+    v[..., 5][kv.labels == 2] = torch.nan
+    k[kv.labels == -1] = torch.nan
+    slope, curve = backend.mixed_covariance(*case)
+    others, channels = torch.arange(7) != 2, torch.arange(24) != 5
+    assert torch.equal(slope[:, :, others], clean[0][:, :, others]) and torch.equal(curve, clean[1])
+    assert bool((slope[:, :, 2, :, 5] == 0).all())
+    torch.testing.assert_close(slope[:, :, 2][..., channels], clean[0][:, :, 2][..., channels])
+
+
+def choices(
+    *, groups: int = 30, single: int = 6, merged: int = 4
+) -> tuple[Tensor, Tensor, Partition, Partition, Tensor, int, int, Tensor]:
+    """Arguments of `choose_slots`: ties, empty groups, no rows in a query group, an unwanted head."""
+    mass, cells = 4 * rows(0, 2, 4, 9, groups), chance(1, 2, 4, 9, groups) < 0.3
+    mass[0, 0, 1, :20] = 1.5  # ties: the first ones win
+    mass[0, 1, 2] -= 200.0
+    if groups > single:  # else groups of no mass may be numbered in any order
+        mass[1, 2, 3, :5] = -torch.inf
+    cells[1, 0, 4] = True
+    query = Partition.from_labels((chance(2, 2, 4, 80) * 8).long(), 9)
+    kv = Partition.from_labels((chance(3, 2, 2, 200) * (groups - 1)).long(), groups)
+    near = (chance(4, 2, 2, groups) * max(1, merged)).long()
+    wanted = torch.ones(2, 4, dtype=torch.bool)
+    wanted[1, 3] = False
+    return mass, cells, query, kv, near, single, merged, wanted
+
+
+@pytest.mark.parametrize("sizes", [(30, 6, 4), (30, 0, 4), (30, 29, 1), (5, 8, 0), (1, 1, 1)])
+def test_slots_are_chosen_as_in_plain_torch(isa, sizes):
+    groups, single, merged = sizes
+    case = choices(groups=groups, single=single, merged=merged)
+    for got, wanted in zip(
+        NativeBackend(isa).choose_slots(*case), Portable().choose_slots(*case), strict=True
+    ):  # fmt: skip
+        assert got.dtype == wanted.dtype
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_groups_that_are_always_kept_need_no_slot(isa):
+    """Pinned keys are groups on top of those that may be skipped, each of which has a slot of its own."""
+    case = choices(groups=9, single=8, merged=0)
+    case[1][..., -1] = True
+    for got, wanted in zip(
+        NativeBackend(isa).choose_slots(*case), Portable().choose_slots(*case), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_more_skipped_groups_than_slots_are_refused(isa):
+    case = choices(groups=9, single=3, merged=0)
+    with pytest.raises(RouteError, match="slots"):
+        NativeBackend(isa).choose_slots(*case)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_mass_that_is_not_finite_gets_a_slot_of_its_own(isa, bad):
+    case = choices()
+    mass, cells, _, kv = case[:4]
+    group = int((kv.sizes[0, 0] > 0).nonzero()[-1])
+    mass[0, 1, 5, group], cells[0, 1, 5, group] = bad, False
+    found, wanted = NativeBackend(isa).choose_slots(*case), Portable().choose_slots(*case)
+    assert found[0][0, 1, 5, group] == 0
+    assert torch.equal(found[0], wanted[0])
+    for got, other in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(got, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_neighbourhoods_that_do_not_exist_are_refused(isa):
+    case = choices()
+    case[4][0, 1, 3] = 4
+    with pytest.raises(RouteError, match="slots"):
+        NativeBackend(isa).choose_slots(*case)
 
 
 def test_any_view_equals_its_contiguous_copy(isa):
     anchors, k, v, kv, slots, log_mass = slotted(40, 24, torch.bfloat16)
-    x, backend = rows(8, 1, 2, 700, 6), NativeBackend(isa)
-    views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v, x)]
+    backend = NativeBackend(isa)
+    views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)]
     flipped = [t.mT.contiguous().mT for t in (anchors, slots, log_mass)]
     for got, wanted in zip(
-        backend.slot_means(flipped[0], *views[:2], kv, *flipped[1:], SCALE),
+        backend.slot_means(flipped[0], *views, kv, *flipped[1:], SCALE),
         backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE),
         strict=True,
     ):
         assert torch.equal(got, wanted)
+    share, _, factor, _, _, centroids = mixture(k, v, kv, 6, 5)
     for got, wanted in zip(
-        backend.group_covariance(views[2], views[1], kv), backend.group_covariance(x, v, kv), strict=True
+        backend.mixed_covariance(share.mT.contiguous().mT, views[0], factor, views[1], kv, centroids),
+        backend.mixed_covariance(share, k, factor, v, kv, centroids),
+        strict=True,
     ):
         assert torch.equal(got, wanted)
 
@@ -354,12 +522,13 @@ def test_any_view_equals_its_contiguous_copy(isa):
 def test_results_do_not_depend_on_the_number_of_threads(isa, threads):
     backend = NativeBackend(isa)
     q, k, v, route, extra = drifting(64, 96, torch.bfloat16, tokens=900)
-    case, x = slotted(40, 64, tokens=1500, cq=41, groups=40), rows(5, 1, 2, 1500, 16)
+    case = slotted(40, 64, tokens=1500, cq=41, groups=40)
 
     def run():
         yield from backend.attend(q, k, v, route, SCALE, extra)
         yield from backend.slot_means(*case, SCALE)
-        yield from backend.group_covariance(x, case[2], case[3])
+        yield from backend.mixed_covariance(*mixture(*case[1:4], 16, 41))
+        yield from backend.choose_slots(*choices())
 
     results = []
     for count in (1, 2, 3, 7, 1):

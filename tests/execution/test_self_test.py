@@ -10,8 +10,9 @@ import torch
 
 from residua.errors import BackendError
 from residua.execution import gpu_cache, self_test
-from residua.execution.backend import BACKENDS, Backend, Demand, choose_backend
+from residua.execution.backend import BACKENDS, Backend, Demand
 from residua.execution.portable import Portable
+from residua.execution.selection import choose_backend
 from residua.execution.triton import TritonBackend
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_sound_backend_passes():
     checks = self_test.run_self_test(Portable(), CPU, SHAPE)
-    assert len(checks) == 2 * 25
+    assert len(checks) == 2 * 28
     unchecked = {
         name for name, member in vars(TritonBackend).items()
         if callable(member) and not name.startswith("_") and hasattr(Backend, name)
@@ -149,7 +150,7 @@ def test_auto_follows_what_was_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     demand = Demand(torch.device("cuda"), torch.float64, 128, 128)
     known = {"other": Other(), "another": Another()}
-    with mock.patch("residua.execution.backend.backends", lambda: known):
+    with mock.patch("residua.execution.selection.backends", lambda: known):
         assert choose_backend("auto", demand).name == "other"
         gpu_cache.remember(torch.device("cuda"), order=["another", "other"])
         assert choose_backend("auto", demand).name == "another"

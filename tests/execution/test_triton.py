@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from residua.errors import BackendError
-from residua.execution.backend import Demand, choose_backend
+from residua.execution.backend import Demand
+from residua.execution.selection import choose_backend
 from residua.execution.triton import TritonBackend
 
 HERE = Path(__file__).parent / "triton_interpreter"
@@ -31,7 +32,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "pipeline", "faults"])
+@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "judging", "pipeline", "faults"])
 def test_in_the_interpreter(name):
     pytest.importorskip("triton", reason="Triton is not installed")
     paths = os.pathsep.join([str(HERE), *sys.path])

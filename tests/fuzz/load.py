@@ -116,14 +116,12 @@ def cycles(count: int = 10_000) -> str:
     for _ in range(20):
         residua.accelerate(model, 0.3).remove()
     gc.collect()
-    objects, memory = len(gc.get_objects()), resident()
+    objects, memory, layers = len(gc.get_objects()), resident(), len(_layers)
     for _ in range(count):
         residua.accelerate(model, 0.3).remove()
     gc.collect()
-    grown = len(gc.get_objects()) - objects
-    return (
-        f"{grown} objects and {resident() - memory} MiB more after {count} cycles, {len(_layers)} layers left"
-    )
+    grown, left = len(gc.get_objects()) - objects, len(_layers) - layers
+    return f"{grown} objects and {resident() - memory} MiB more after {count} cycles, {left} layers left"
 
 
 TRIALS = {

@@ -20,9 +20,10 @@ from unittest import mock
 ROOT = Path(__file__).parents[2]
 KINDS = {"address": ("address,undefined", "libasan.so"), "thread": ("thread", "libtsan.so")}
 CASES = {"address": "150", "thread": "40"}
+NATIVE = ("test_native.py", "test_native_slots.py", "test_native_small.py", "test_native_stages.py")
 TESTS = {
-    "address": ["test_native.py", "test_native_slots.py", "test_native_small.py", "test_native_stages.py"],
-    "thread": [],
+    "address": [*(f"execution/{name}" for name in NATIVE), "fuzz/test_routes.py"],
+    "thread": ["execution/test_native_threads.py"],
 }
 
 
@@ -79,13 +80,15 @@ def main() -> int:
     ]
     runs = [fuzz]
     if TESTS[kind]:
-        tests = [str(ROOT / "tests/execution" / name) for name in TESTS[kind]]
-        runs.append([sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests])
+        tests = [str(ROOT / "tests" / name) for name in TESTS[kind]]
+        # -s: a sanitizer ends the process, and what pytest has captured until then would be lost
+        runs.append([sys.executable, "-m", "pytest", "-q", "-x", "-s", "-p", "no:cacheprovider", *tests])
     for command in runs:
         print("$", " ".join(command), flush=True)
         status = subprocess.run(command, env=environment, cwd=ROOT).returncode
         if status:
-            return status
+            print(f"{kind}: status {status}")
+            return 1
     print(f"{kind}: clean")
     return 0
 

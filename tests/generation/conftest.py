@@ -16,8 +16,9 @@ pytest.importorskip("jinja2")
 from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
 from residua.config import Config
-from residua.generation.comparison import Sparsity, compare
+from residua.generation.comparison import compare
 from residua.generation.run import Request
+from residua.generation.sparsity import Sparsity
 from residua.world.held_out import DEMO_PROMPT as PROMPT
 from residua.world.model import TRANSFORMER_CONFIG, PromptTable
 from residua.world.pipeline import WorldPipeline

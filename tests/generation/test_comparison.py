@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from residua.errors import InputError, IntegrationError
-from residua.generation.comparison import Sparsity, compare
+from residua.generation.comparison import compare
 from residua.generation.flops import counted_passes
 from residua.generation.page import STAGES
 from residua.generation.run import Request, generate, parse_size
+from residua.generation.sparsity import Sparsity
 
 
 def silent(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from contextlib import contextmanager
 
 import pytest
 
@@ -72,21 +73,24 @@ def test_links_and_files_in_the_way_are_refused(tmp_path):
     assert victim.read_text() == "untouched"
 
 
-@pytest.fixture
+@contextmanager
 def full_disk():
-    """Writes beyond a few kilobytes fail, as on a full disk."""
+    """Writes beyond a few kilobytes fail, as on a full disk. No fixture: pytest itself may write to a file
+    before a fixture ends."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_the_old_results(tmp_path, full_disk):
+def test_a_full_disk_leaves_the_old_results(tmp_path):
     out = tmp_path / "out"
     publish_folder(out, {"a.txt": b"old"})
-    with pytest.raises(OutputError, match="nothing was changed"):
+    with full_disk(), pytest.raises(OutputError, match="nothing was changed"):
         publish_folder(out, {"a.txt": b"new", "b.bin": bytes(100_000)})
-    with pytest.raises(OutputError, match="nothing was changed"):
+    with full_disk(), pytest.raises(OutputError, match="nothing was changed"):
         publish_files({tmp_path / "x.txt": b"x", tmp_path / "y.bin": bytes(100_000)})
     assert listing(tmp_path) == ["out"] and listing(out) == [MARKER, "a.txt"]
     assert (out / "a.txt").read_bytes() == b"old"

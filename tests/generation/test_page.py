@@ -12,8 +12,8 @@ from importlib.resources import files
 import pytest
 
 from residua import palette
-from residua.generation.comparison import Sparsity
 from residua.generation.page import STAGES, report_page, result_files
+from residua.generation.sparsity import Sparsity
 from residua.integration import page as integration_page
 from residua.lab.report import style as report_style
 

@@ -12,8 +12,8 @@ from command import run
 
 from residua import Config, InputError, accelerate
 from residua.generation import tune
-from residua.generation.comparison import Sparsity
 from residua.generation.run import generate
+from residua.generation.sparsity import Sparsity
 from residua.generation.tune import Log, Target, Trial, Unreachable, densities, setting
 from residua.integration import QUALITIES, Profile
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import residua
-from residua.execution.backend import Demand, backends
+from residua.execution.backend import Demand
+from residua.execution.selection import backends
 from residua.synthetic import VideoLike, video_like
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from residua.execution import plain
-from residua.execution.backend import Demand, backends
+from residua.execution.backend import Demand
 from residua.execution.reference import Reference
+from residua.execution.selection import backends
 from residua.execution.triton import TritonBackend
 from residua.types import Drift, Partition, Route, SummaryKeys
 

@@ -13,6 +13,7 @@ from oracle import normal
 
 from residua import grouping
 from residua.execution.backend import Backend
+from residua.execution.native import NativeBackend
 
 
 def kmeans(*args, **options):
@@ -147,3 +148,27 @@ def test_repeats_are_bit_identical():
     for _ in range(10):
         again = kmeans(x, 20, 25)
         assert torch.equal(first.labels, again.labels) and torch.equal(first.centres, again.centres)
+
+
+@pytest.mark.parametrize("backend", [Backend(), NativeBackend()], ids=["plain", "native"])
+def test_it_ends_when_nothing_changes(backend):
+    """Bit by bit what all steps give."""
+    x = torch.randn(2, 300, 8, generator=torch.Generator().manual_seed(3))
+    short = grouping.kmeans(x, 12, 200, backend=backend)
+    centres = grouping.kmeans(x, 12, 1, backend=backend).centres
+    for _ in range(199):
+        labels, centres, sizes = backend.kmeans_step(x, centres, None)
+    assert torch.equal(short.labels, labels) and torch.equal(short.centres, centres)
+    assert torch.equal(short.sizes, sizes)
+
+
+def test_steps_after_the_last_change_are_not_taken(monkeypatch):
+    taken, step = [], Backend.kmeans_step
+
+    def counted(self, *given):
+        taken.append(1)
+        return step(self, *given)
+
+    monkeypatch.setattr(Backend, "kmeans_step", counted)
+    kmeans(normal(1, 200, 4), 6, 1000)
+    assert len(taken) < 100

@@ -111,6 +111,15 @@ def test_another_padding_is_another_partition() -> None:
     assert reused(state, call) == []
 
 
+def test_a_mask_that_is_changed_in_place_is_another_mask() -> None:
+    state, call = State(), call_at(0.0)
+    mask = torch.ones(1, TOKENS, dtype=torch.bool)
+    mask[:, 200:] = False
+    attention(*call, CONFIG, state, key_mask=mask)
+    mask[:, 200:220] = True
+    assert reused(state, call, key_mask=mask) == []
+
+
 def test_pinned_keys_stay_in_their_group() -> None:
     state, call = State(), call_at(0.0)
     pinned = {"pinned_keys": (0, 16), "exact_queries": (0, 16)}

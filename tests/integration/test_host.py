@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import residua
-from residua import BackendError, Config, InputError, IntegrationError
+from residua import BackendError, Config, InputError, IntegrationError, State
 from residua.integration import HostAttention, Settings, Site, around, key_padding, make_report, make_settings
 from residua.integration.settings import MIN_TOKENS, Preset, min_tokens_for
 from residua.integration.watch import RunWatch
@@ -58,6 +58,38 @@ def test_every_layer_and_branch_warms_from_its_own_step_before():
                 ask(host, Site(layer, step, 3, branch))
     assert counts(host) == (12, 8, {}) and host.runs == 1
     assert set(host._states) == {(layer, branch) for layer in range(2) for branch in ("cond", "uncond")}
+
+
+@pytest.mark.parametrize("config, lends", [(TINY, True), (TINY.replace(regroup_every=1), False)])
+def test_a_branch_starts_from_another_branch_of_its_layer_if_the_host_allows_it(config, lends, monkeypatch):
+    lent = []
+    monkeypatch.setattr(State, "start_from", lambda self, other: lent.append((self, other)))
+    host = host_with({"config": config}, lend=True)
+    for step in range(2):
+        for branch in ("cond", "uncond"):
+            for layer in range(2):
+                ask(host, Site(layer, step, 2, branch))
+    pairs = [(host._states[layer, "uncond"], host._states[layer, "cond"]) for layer in range(2)]
+    assert lent == (pairs if lends else [])
+    lent.clear()
+    host = host_with({"config": config})
+    for branch in ("cond", "uncond"):
+        ask(host, Site(0, 0, 2, branch))
+    assert lent == []
+
+
+def test_a_transformer_starts_from_the_same_branch_of_its_lender(monkeypatch):
+    lent = []
+    monkeypatch.setattr(State, "start_from", lambda self, other: lent.append(other))
+    first, second = host_with(lend=True), host_with(lend=True)
+    for branch in ("cond", "uncond"):
+        ask(first, Site(0, 0, 2, branch))
+    lent.clear()
+    second.lenders = (first,)
+    ask(second, Site(0, 1, 2, "uncond"))
+    ask(second, Site(0, 1, 2, "cond"))
+    assert lent == [first._states[0, "uncond"], second._states[0, "uncond"]]
+    assert counts(second) == (2, 0, {})
 
 
 @pytest.mark.parametrize("sites", [

@@ -70,7 +70,7 @@ def test_ours_is_blue_and_nobody_else():
     assert chosen.pop("ours") == palette.RESIDUA
     taken = {palette.RESIDUA, palette.CONTRADICTED, palette.CONFIRMED}
     assert not taken & set(chosen.values())
-    svg = figures.curves({"m": {"a": [(0, 1)], "ours": [(0, 2)]}}, "x", "y", residua="ours").svg
+    svg = figures.curves({"m": {"a": [(0, 1)], "ours": [(0, 2)]}}, "x", "y", residua=["ours"]).svg
     assert "var(--blue)" in svg
     assert "var(--blue)" not in figures.curves({"m": {"a": [(0, 1)]}}, "x", "y").svg
 
@@ -82,7 +82,7 @@ def test_markdown_keeps_a_bar_inside_its_cell(report):
 
 def test_figures_are_the_same_for_the_same_numbers():
     groups = {"mean": {"m": {"a": 1.0, "b": 2.0}}}
-    assert figures.bars(groups, "y") == figures.bars(groups, "y")
+    assert figures.bars(groups, "y", "a") == figures.bars(groups, "y", "a")
 
 
 def test_the_scatter_takes_models_without_estimates_and_errors_of_zero():

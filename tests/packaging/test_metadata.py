@@ -44,6 +44,22 @@ def test_pinned_versions_are_allowed_and_complete() -> None:
         assert wanted.specifier.contains(pinned[name]), f"constraints.txt: {name}=={pinned[name]}, {wanted}"
 
 
+def test_what_ci_installs_has_hashes_and_the_pinned_versions() -> None:
+    text = (ROOT / "requirements-ci.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    locked: dict[str, Version] = {}
+    for line in lines:
+        found = re.fullmatch(r"(\S+)==(\S+) +--hash=sha256:[0-9a-f]{64}", line)
+        assert found is not None, line
+        locked[canonicalize_name(found[1])] = Version(found[2])
+    pinned = pins("constraints.txt")
+    builds = {"setuptools"}  # not pinned: any version that pyproject.toml allows builds the package
+    others = {"tomli"}  # older Pythons
+    assert locked.keys() - builds == pinned.keys() - others, "run tests/packaging/lock.py"
+    for name in pinned.keys() & locked.keys():
+        assert Version(locked[name].public) == pinned[name], f"{name}: run tests/packaging/lock.py"
+
+
 def test_oldest_versions_are_the_lower_bounds() -> None:
     oldest = pins("constraints-oldest.txt")
     for name, wanted in requirements("cli", "diffusers", "lab").items():

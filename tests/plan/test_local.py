@@ -8,7 +8,8 @@ import pytest
 
 from residua.errors import InputError
 from residua.plan import MODELS, make_plan
-from residua.plan.local import MAX_BYTES, READERS, read_architecture
+from residua.plan.config_file import MAX_BYTES
+from residua.plan.local import READERS, read_architecture
 
 WAN = {
     "_class_name": "WanTransformer3DModel",

@@ -12,8 +12,8 @@ from making import grouped_call, stages
 from oracle import expand_heads, masked_attention, normal, qkv, small, worst
 
 from residua import Config, attention
+from residua.execution import backends
 from residua.reconstruction import Choice
-from residua.reconstruction.summarised import _switched
 from residua.synthetic import VideoLike, video_like
 from residua.types import Drift, SummaryKeys
 
@@ -84,7 +84,7 @@ def test_every_kind_of_work_is_what_it_says():
         "routing": 8 * 280 * 16 / pair,
         "anchors": 8 * 280 * (16 + 16 + 24) / pair,  # scores again, then mean keys and values
         "summary": rows * 8,
-        "covariances": rows * 2 + 280 * 2 / 2 + 8 * 16 * 2 * 24 / pair,
+        "covariances": rows * 2 + 280 * 2 / 2 + 8 * 4 * 2 * 24 / pair,  # of 4 pools
     }
     for name, work in per_head.items():
         assert receipt.costs[name] == pytest.approx(4 * work / dense), name
@@ -149,7 +149,8 @@ def test_heads_get_what_they_chose():
     shape = (1, 4, 3)
     drift = Drift(normal(1, 2, 8, 2), normal(*shape, 2), normal(*shape, 2).abs(), normal(*shape, 2, 5))
     tail = SummaryKeys(normal(*shape, 6, 8), normal(*shape, 6, 5), normal(*shape, 6), drift)
-    found = _switched(tail, torch.tensor([[int(choice) for choice in Choice]]))
+    choice = torch.tensor([[int(choice) for choice in Choice]])
+    found = backends()["portable"].switch_summary(tail, choice)
     assert torch.equal(found.log_weight[:, :2], tail.log_weight[:, :2])
     assert (found.log_weight[:, 2:] == -math.inf).all()
     for name in ("curve", "slope"):

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -269,6 +270,16 @@ def test_the_simple_tail_in_pieces(monkeypatch):
     pieces = merge_centroids(call, grouping, slots, mass, Backend())
     for name in ("keys", "values", "log_weight"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
+    for scale in (call.scale, -call.scale, 0.0):
+        scaled = replace(call, scale=scale)
+        mass_there = centroid_mass(scaled, grouping, Backend())
+        there = assign_slots(route, grouping, mass_there, 2, 2, EVERY, Backend())
+        plain, native = (
+            merge_centroids(scaled, grouping, there, mass_there, backends()[name])
+            for name in ("portable", "native")
+        )
+        for name in ("keys", "values", "log_weight"):
+            torch.testing.assert_close(getattr(native, name), getattr(plain, name), rtol=1e-4, atol=1e-4)
     means = Backend().group_means(call.v, grouping.kv).double()
     for b, h, a, t in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, CQ, 4))).tolist():
         inside = (slots.index[b, h, a] == t).nonzero()[:, 0]

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from making import grouped_call, stages
-from oracle import expand_heads, masked_attention, normal, paper, qkv, small
+from oracle import expand_heads, masked_attention, paper, qkv, small
 
 from residua import attention
+from residua.execution import backends
 from residua.reconstruction import Choice
 from residua.reconstruction.judge import choose
 from residua.row_error import weighted_error
@@ -20,12 +21,11 @@ DRIFT, STILL, PLAIN, DENSE = Choice
 
 def chosen(errors, bare=False, density=0.22, **settings):
     """What the judge makes of candidates with these relative errors, for one head: -> choice, error."""
-    exact = normal(1, 1, 6, 4)
-    probes = Probes(torch.arange(6).view(1, 1, 6), torch.ones(1, 1, 6), exact)
     allowed = torch.full((1, 1), density, dtype=torch.float64)
-    work = SimpleNamespace(config=small(density=0.22, **settings), allowed=allowed)
-    candidates = {choice: exact * (1 + error) for choice, error in zip(Choice, errors, strict=False)}
-    choice, error = choose(work, probes, candidates, torch.tensor([[bare]]))
+    backend = backends()["portable"]
+    work = SimpleNamespace(config=small(density=0.22, **settings), allowed=allowed, backend=backend)
+    rows = torch.tensor(errors).view(-1, 1, 1, 1).expand(-1, 1, 1, 6)
+    choice, error = choose(work, rows, torch.ones(1, 1, 6), torch.tensor([[bare]]))
     return int(choice), float(error)
 
 

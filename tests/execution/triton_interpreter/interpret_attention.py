@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import (
@@ -114,6 +116,24 @@ def test_drift(dtype, dim, rank):
     )
     assert torch.equal(again, out)
     assert torch.equal(lse_again, lse)
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), [(128, 128), (64, 64), (72, 96), (20, 40)])
+@pytest.mark.parametrize("kind", ["no summary", "summary", "drift"])
+def test_low_tiles_of_gpus_whose_warps_multiply_alone(monkeypatch, kind, dim, value_dim):
+    """There a low tile keeps its output in two halves."""
+    monkeypatch.setattr("residua.execution.triton.attend_tiles.architecture", lambda: 89)
+    heads, queries, keys, groups, slots = 2, 170, 90, 4, 19
+    q = random(1, heads, queries, dim, dtype=torch.float16)
+    k, v = (random(1, 1, keys, d, dtype=torch.float16, seed=s) for d, s in ((dim, 1), (value_dim, 2)))
+    route = random_route(ragged(1, heads, queries, groups, loose=True), ragged(1, 1, keys, 7), 0.3)
+    drift = None
+    if kind == "drift":
+        drift = random_drift(1, heads, 1, groups, dim, 16)
+        drift = replace(drift, slope=random(1, heads, groups, 16, value_dim, seed=14) / 16)
+    weight = random(1, heads, groups, slots, seed=5)
+    pairs = [random(1, heads, groups, slots, d, dtype=torch.float16, seed=d) for d in (dim, value_dim)]
+    check(q, k, v, route, None if kind == "no summary" else SummaryKeys(*pairs, weight, drift))
 
 
 def test_coordinates_of_16_bit_rows_keep_the_digits_of_fp32():

@@ -10,7 +10,6 @@ from residua.execution import plain
 from residua.execution.plain.grouping import RMS_FLOOR
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
-from residua.execution.triton.permute import scatter_rows
 from residua.execution.triton.sort import sort_labels
 from residua.subspace import leading_basis, leading_factor
 from residua.types import Partition
@@ -115,10 +114,12 @@ def test_sorting_over_several_stretches(tokens, groups):
 
 
 @pytest.mark.parametrize(("rows", "groups", "rank"), [(70, 5, 32), (130, 64, 128), (9, 3, 20)])
-def test_a_small_clustering_in_one_launch_is_that_of_single_steps(rows, groups, rank):
+@pytest.mark.parametrize("arch", [90, 89])
+def test_a_small_clustering_in_one_launch_is_that_of_single_steps(monkeypatch, arch, rows, groups, rank):
     x, centres = random(2, rows, rank), random(2, groups, rank, seed=1)
     x[0, 3] = torch.nan  # counts as 0
     centres[:, -1] = 1e4  # nobody's nearest
+    monkeypatch.setattr("residua.execution.triton.small_kmeans.architecture", lambda: arch)
     labels, means, sizes = BACKEND.lloyd(x, centres, 3, None)
     wanted_centres = centres
     for _ in range(3):
@@ -203,13 +204,12 @@ def test_channels_that_are_lost(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_gather_and_scatter(dtype):
+def test_gather(dtype):
     x = random(2, 77, 3, 96, dtype=dtype).transpose(1, 2)
     order = ragged(2, 3, 77, 5).order
     moved = BACKEND.gather_rows(x, order)
     assert moved.is_contiguous()
     assert torch.equal(moved, plain.gather_rows(x, order))
-    assert torch.equal(scatter_rows(moved, order), x)
     few = order[..., :11]
     assert torch.equal(BACKEND.gather_rows(x, few), plain.gather_rows(x, few))
 
@@ -277,6 +277,7 @@ def test_cells_by_their_mass(cq, ck, pinned):
 def test_slots_are_those_of_the_plain_version(ck, single, merged):
     """Slots of single groups may be numbered otherwise; what they hold is the same."""
     mass, cells = 4 * random(2, 4, 6, ck), torch.rand(2, 4, 6, ck, generator=generator(1)) < 0.3
+    mass[0, 0, 1, :5] = 1.5  # ties: the first ones win
     mass[0, 1, 2, :4] -= 200.0  # next to nothing beside the others, and still a slot of its own weight
     query, kv = ragged(2, 4, 90, 6), ragged(2, 2, 200, ck, seed=2)
     near = torch.randint(0, max(1, merged), (2, 2, ck), generator=generator(3))

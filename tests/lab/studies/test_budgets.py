@@ -105,7 +105,7 @@ def test_text_is_refused(tmp_path):
     q, k, v = (x[0, 0] for x in video_like(VideoLike(GRID, 1, 32)))
     text = [(250, 256)]
     writer.add(q, k, v, layer=0, head=0, step=0, branch="cond", text=text, text_queries=text)
-    with pytest.raises(InputError, match="text among the tokens"):
+    with pytest.raises(InputError, match="there are text tokens"):
         layers_of(read_captures(tmp_path / "capture"))
 
 

@@ -18,6 +18,7 @@ from residua.lab.studies.reconstructions.measure import (
     COMPARISON,
     DENSITIES,
     INGREDIENTS,
+    SAME_COST,
     Bench,
     at,
     ingredients,
@@ -87,13 +88,20 @@ def test_errors_are_those_of_the_operator_on_rows_it_has_not_probed(calls):
             )
 
 
-def test_every_repair_is_measured_at_every_density_and_every_ingredient_once(calls, results):
+def test_every_reconstruction_is_measured_at_every_density_and_every_ingredient_once(calls, results):
     settings = [item.setting for item in results if item.call == calls[0].name and item.table == COMPARISON]
     assert settings == [at(reconstruction, density) for density in DENSITIES for reconstruction in COMPARED]
     parts = [item.setting for item in results if item.call == calls[0].name and item.table == INGREDIENTS]
     assert len(parts) == len(set(parts)) == 12 and parts[0] == AS_IT_IS
     quick = measure(calls[:1], CONFIG, quick=True)
-    assert {item.table for item in quick} == {COMPARISON}
+    assert {item.table for item in quick} == {COMPARISON, SAME_COST}
+
+
+def test_simpler_methods_are_measured_at_the_same_cost_too(results):
+    for item in results:
+        if item.table == SAME_COST:
+            density = float(item.setting.partition("@ ")[2])
+            assert item.cost == pytest.approx(density, rel=0.02) or item.notes
 
 
 def test_no_cost_is_above_its_target_unless_the_receipt_says_so(results):
@@ -175,6 +183,7 @@ def test_findings_hold_each_claim_to_its_own_densities_and_tokens():
     paper = made("probe", 0.22, 0.1)
     short = [
         paper,
+        replace(paper, table=SAME_COST),
         *(made("anchored", density, mean) for density, mean in ((0.08, 0.3), (0.14, 0.1), (0.22, 0.03))),
     ]
     assert [item.verdict for item in reconstruction_findings(short)] == [
@@ -186,17 +195,23 @@ def test_findings_hold_each_claim_to_its_own_densities_and_tokens():
 
 def test_calls_on_which_anchored_is_worse_are_listed_with_what_they_chose():
     note = "1 of 1 heads run without a tail"
-    runs = [
+    simpler = [
         made("probe", 0.08, 0.1),
-        made("anchored", 0.08, 0.25, chosen="plain", notes=(note,), estimate=None),
-        made("probe", 0.14, 0.1),
-        made("anchored", 0.14, 0.1 * WORSE),  # not by more than that
+        made("none", 0.08, 0.2),
+        made("probe", 0.14, 0.2),
+        made("none", 0.14, 0.1),
         made("probe", 0.22, 0.1, call="other"),
+    ]
+    runs = [
+        *(replace(run, table=SAME_COST) for run in simpler),
+        made("probe", 0.22, 0.1),  # not at the same cost
+        made("anchored", 0.08, 0.25, chosen="plain", notes=(note,), estimate=None),
+        made("anchored", 0.14, 0.1 * WORSE),  # not by more than that
         made("anchored", 0.22, 0.3),  # no partner on the same call
     ]
-    assert [(ours.target, ours.mean, paper.mean) for ours, paper in worse_calls(runs)] == [(0.08, 0.25, 0.1)]
+    assert [(ours.target, ours.mean, other.mean) for ours, other in worse_calls(runs)] == [(0.08, 0.25, 0.1)]
     (table,) = worse_tables(runs)
-    assert table.rows == (("m c", "8 %", "0.25", "-", "0.1", "plain"),) and note in table.note
+    assert table.rows == (("m c", "8 %", "0.25", "-", "0.1", "probe", "plain"),) and note in table.note
     found = reconstruction_findings(runs)[-1]
     assert found.holds is False and "1 of 2" in found.evidence and "it chose plain" in found.evidence
     assert worse_tables([]) == [] and reconstruction_findings([])[-1].verdict == "not measured"

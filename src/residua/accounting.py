@@ -17,7 +17,8 @@ from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
 MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than this share of the cost
-LARGE_ERROR = 0.2  # a receipt has a note if the estimated error is above this
+LARGE_ERROR = 0.2  # an estimated error above this is noted in a receipt, and logged after a run
+ALWAYS = "exact rows, pinned keys and one cell per query group are always evaluated"
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,25 @@ class Pairs:
 
     @property
     def total(self) -> Any:
+        """All evaluated pairs."""
         return self.routed + self.probe + self.pinned + self.exact
 
     def density(self, part: str = "total") -> Any:
-        """A part as a share of the possible pairs; 0 where nothing is possible."""
+        """A part as a share of the possible pairs; 0 where nothing is possible.
+
+        Args:
+            part: "routed", "probe", "pinned", "exact" or "total".
+
+        Returns:
+            A number, or [B, H] fp64 if the pairs are per head.
+        """
         value = getattr(self, part)
         if isinstance(self.possible, Tensor):
             return value.double() / self.possible.clamp(min=1)
         return value / self.possible if self.possible else 0.0
 
     def sum(self) -> Pairs:
+        """The totals over batch and heads."""
         return Pairs(
             *(int(t.sum()) for t in (self.routed, self.probe, self.pinned, self.exact, self.possible))
         )
@@ -55,7 +65,7 @@ class Receipt:
     The counts stay on the device until they are read, so that a receipt does not make a GPU wait.
     """
 
-    target: float
+    target: float  # `Config.density`
     all_in: bool  # whether the target density covers the work in `beside` as well
     allowed: Tensor  # [B, H], the density that each head was allowed to spend
     per_head: Pairs  # [B, H]
@@ -64,12 +74,12 @@ class Receipt:
     choice_per_head: Tensor | None  # [B, H] of `residua.reconstruction.Choice`; None if heads have no choice
     head_dims: tuple[int, int]  # D, Dv
     groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
-    backend: str
-    warm: bool
+    backend: str  # the name of the backend that ran the call
+    warm: bool  # whether it started from the groups of the call before
     reused_per_head: Tensor | None  # [B, Hkv] bool, heads that kept the groups of the call before; None: none
     always: str  # which pairs are evaluated whatever the target is
-    clamps: tuple[str, ...] = ()
-    timings: Timings | None = None
+    clamps: tuple[str, ...] = ()  # settings that were changed to fit the call
+    timings: Timings | None = None  # with `profile=True`
     probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
 
     @cached_property
@@ -129,6 +139,7 @@ class Receipt:
 
     @property
     def dense_flops(self) -> int:
+        """FLOPs of dense attention of this call."""
         return 2 * sum(self.head_dims) * self.pairs.possible
 
     @cached_property
@@ -267,7 +278,7 @@ def write_receipt(
     """Counts what was done without waiting for the device; no outcome means that every row was exact."""
     always = "every query group keeps at least one cell"
     if call.exact_queries.count or call.pinned_keys.count:
-        always = "exact rows, pinned keys and one cell per query group are always evaluated"
+        always = ALWAYS
     route = None if outcome is None else outcome.route
     probe_rows = None if outcome is None else outcome.probe_rows
     pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,7 @@ from typing import Any
 
 from .errors import InputError
 from .spelling import did_you_mean
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from .toml_text import read_toml
 
 SCORES = ("mass", "centroid", "value-error")
 METRIC_SPACINGS = ("golden", "even")
@@ -24,10 +19,7 @@ BUDGET_SCOPES = ("head", "query-group")
 PROBE_ORDERS = ("spread", "largest", "index")
 PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
 READS_LOW = ("stratified",)  # policies that pick easy rows, so that their error estimate is too low
-MAX_TOML_BYTES = 1 << 20
-MAX_KMEANS_STEPS = 1000  # k-means is done long before; groups that go in a circle must end as well
-
-
+MAX_KMEANS_STEPS = 1000  # k-means converges long before, unless its groups alternate for ever
 # With a shared budget, a head that would need a density above this runs dense instead.
 MAX_BALANCED_DENSITY = 0.6
 # Settings that had another name, and the name they have now.
@@ -241,14 +233,23 @@ class Config:
         return Config.from_dict({**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns:
-        Every setting by name, as plain values.
+        """Every setting by name, as plain values.
+
+        Returns:
+            A dict that `from_dict` reads.
         """
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Config:
-        """Builds a Config from plain values; a name that does not exist is an error, not ignored."""
+        """Builds a Config from plain values.
+
+        Args:
+            settings: Values by name; a name that does not exist is an error, not ignored.
+
+        Returns:
+            A Config.
+        """
         known = [f.name for f in dataclasses.fields(cls)]
         unknown = sorted(str(name) for name in settings if name not in known)
         for name in unknown:
@@ -261,42 +262,19 @@ class Config:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Config:
-        """Loads settings from a TOML file, from its `[residua]` table if it has one."""
+        """Loads settings from a TOML file.
+
+        Args:
+            path: The file; if it has a `[residua]` table, only that is read.
+
+        Returns:
+            A Config; `InputError` says what is wrong with the file.
+        """
         data = read_toml(Path(path), "density = 0.22")
         table = data.get("residua", data)
         if not isinstance(table, dict):
             raise InputError(f"{path}: `residua` is {type(table).__name__}; wanted a table [residua]")
         return cls.from_dict(table)
-
-
-def read_toml(path: Path, example: str) -> dict[str, Any]:
-    """The content of a TOML file that a user gave; InputError if it cannot be read.
-
-    Args:
-        path: The file.
-        example: A line that it might hold, for the message.
-    """
-    try:
-        if path.stat().st_size > MAX_TOML_BYTES:
-            raise InputError(f"{path}: larger than {MAX_TOML_BYTES} bytes; settings are a few lines")
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-        _check_whole_numbers(found)
-        return found
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a TOML file") from error
-    except (ValueError, RecursionError) as error:  # also broken UTF-8 and numbers of thousands of digits
-        raise InputError(f"{path}: not valid TOML ({error}); write lines such as `{example}`") from error
-
-
-def _check_whole_numbers(value: Any) -> None:
-    """Refuses integers of more than 64 bits: TOML has none, but Python's reader accepts them."""
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-        raise ValueError(f"a whole number of {value.bit_length()} bits, at most 64 are allowed")
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_whole_numbers(item)
 
 
 def _number(

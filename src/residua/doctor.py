@@ -35,6 +35,8 @@ CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_t
 
 @dataclass(frozen=True)
 class BackendState:
+    """A backend as `residua doctor` shows it."""
+
     name: str
     summary: str
     reason: str | None  # why it cannot run here; None = available
@@ -69,6 +71,7 @@ def cpu() -> dict[str, Any]:
 
 
 def gpus() -> list[str]:
+    """Names of the CUDA devices that torch sees."""
     if not torch.cuda.is_available():
         return []
     names = []
@@ -79,6 +82,7 @@ def gpus() -> list[str]:
 
 
 def backend_states() -> list[BackendState]:
+    """Every backend, best first, with the reason where it cannot run."""
     return [
         BackendState(name, backend.about, backend.unavailable(), backend.priority >= 0)
         for name, backend in backends().items()
@@ -90,7 +94,10 @@ def self_test(device: torch.device | None = None) -> list[dict[str, Any]]:
     SDPA. The result is stored: a backend that failed is not chosen later.
 
     Args:
-        device: a GPU; None: the current one.
+        device: A GPU; None: the current one.
+
+    Returns:
+        One row per backend: its name, why it failed (None: it passed), a verdict in words, and the checks.
     """
     if device is None:
         if not torch.cuda.is_available():

@@ -35,6 +35,7 @@ class State:
 
     @property
     def warm(self) -> bool:
+        """Whether the next call of the same kind starts from the groups of the last one."""
         return self._memory is not None
 
     @property
@@ -50,7 +51,11 @@ class State:
     def start_from(self, other: State) -> None:
         """Starts the first call from the groups of another state that saw a similar call: the same layer in
         another guidance branch, or in another transformer of the same shape. Such groups fit less well than
-        those of the step before, so tokens are always clustered again, in a few steps."""
+        those of the step before, so tokens are always clustered again, in a few steps.
+
+        Args:
+            other: The state to start from; nothing happens if it is cold, or if this one is warm.
+        """
         if other._memory is not None and self._memory is None:
             centroids = GroupMemory(*other._memory.centroids, borrowed=True)
             self._key, self._memory = other._key, centroids

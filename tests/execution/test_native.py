@@ -6,15 +6,13 @@ import math
 
 import pytest
 import torch
+from native_library import needs_library, on_every_isa
 from torch import Tensor
 
-from residua.execution.native import NativeBackend, abi
+from residua.execution.native import NativeBackend
 from residua.execution.reference import Reference
 from residua.types import Partition, Route, SummaryKeys
 
-MISSING = abi.library().missing
-needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALE = 0.2
 

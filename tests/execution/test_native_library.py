@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from native_library import MISSING, needs_library
 from torch import Tensor
 
 import residua
 from residua.errors import BackendError, RouteError
 from residua.execution import native
 from residua.execution.backend import Demand
-from residua.execution.native import NativeBackend, abi
+from residua.execution.native import NativeBackend, abi, library
 from residua.types import Partition, Route
 
-MISSING = abi.library().missing
-needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SCALE = 0.2
 SORT_FIELDS = ("heads", "tokens", "groups", "labels", "order", "offsets")
 
@@ -67,14 +66,14 @@ def test_reasons_name_what_it_takes():
     demand = Demand(torch.device("cpu"), torch.float64, 300, 64)
     reasons = NativeBackend().reasons(demand)
     assert len(reasons) == 2 and "float64" in reasons[0] and "8..256" in reasons[1]
-    assert native.isa() in abi.ISAS
+    assert native.isa() in library.ISAS
 
 
 @needs_library
 def test_the_environment_chooses_the_instruction_set(monkeypatch):
-    monkeypatch.setenv(abi.ISA_VARIABLE, "portable")
+    monkeypatch.setenv(library.ISA_VARIABLE, "portable")
     assert native.isa() == "portable"
-    monkeypatch.setenv(abi.ISA_VARIABLE, "avx9000")
+    monkeypatch.setenv(library.ISA_VARIABLE, "avx9000")
     assert "avx9000" in str(NativeBackend().unavailable())
     with pytest.raises(BackendError, match="avx9000"):
         native.isa()
@@ -96,18 +95,18 @@ def test_works_in_a_forked_child():
 
 
 def test_a_missing_library_says_why(tmp_path: Path):
-    assert "was not built: reinstall" in str(abi.Library(tmp_path).missing)
+    assert "was not built: reinstall" in str(library.Library(tmp_path).missing)
     (tmp_path / "_native.txt").write_text("CompileError: no g++\n")
-    library = abi.Library(tmp_path)
-    assert library.missing == "the native library was not built: CompileError: no g++"
-    assert library.isas == ()
+    without = library.Library(tmp_path)
+    assert without.missing == "the native library was not built: CompileError: no g++"
+    assert without.isas == ()
     with pytest.raises(BackendError, match="no g"):
-        library.run("sort_groups", abi.SortArgs(**dict.fromkeys(SORT_FIELDS, 0)), 0)
+        without.run("sort_groups", abi.SortArgs(**dict.fromkeys(SORT_FIELDS, 0)), 0)
 
 
 def test_a_broken_library_says_so(tmp_path: Path):
     (tmp_path / "_native.so").write_bytes(b"not a library")
-    assert "does not load" in str(abi.Library(tmp_path).missing)
+    assert "does not load" in str(library.Library(tmp_path).missing)
 
 
 @needs_library
@@ -119,8 +118,8 @@ def test_a_library_that_was_cut_short_is_not_loaded(tmp_path: Path):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "_native.so").write_bytes(whole[: int(len(whole) * share)])
     code = (
-        "import sys, pathlib; from residua.execution.native import abi\n"
-        "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()): print(abi.Library(path).missing)"
+        "import sys, pathlib; from residua.execution.native import library\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()): print(library.Library(path).missing)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-400:]
@@ -131,8 +130,8 @@ def test_without_the_library_calls_run_in_plain_torch(tmp_path: Path, monkeypatc
     """The note of an installation without a compiler: attention works, and a call that insists on the native
     backend says why not."""
     (tmp_path / "_native.txt").write_text("CompileError: no g++\n")
-    without = abi.Library(tmp_path)
-    monkeypatch.setattr(abi, "library", lambda: without)
+    without = library.Library(tmp_path)
+    monkeypatch.setattr(library, "load", lambda: without)
     q, k, v, _ = make(300, 16)
     out, receipt = residua.attention(q, k, v, return_receipt=True)
     assert receipt.backend == "portable" and out.isfinite().all()
@@ -156,15 +155,17 @@ def test_a_library_whose_structs_differ_is_not_used(monkeypatch):
     place = abi.STRUCTS.index(abi.KmeansArgs)
     folder = Path(abi.__file__).parent
     monkeypatch.setattr(abi, "STRUCTS", (*abi.STRUCTS[:place], Longer, *abi.STRUCTS[place + 1 :]))
-    assert "Longer has 88 bytes in the native library, 96 in this package" in str(abi.Library(folder).missing)
+    assert "Longer has 88 bytes in the native library, 96 in this package" in str(
+        library.Library(folder).missing
+    )
     monkeypatch.setattr(abi, "STRUCTS", abi.STRUCTS[:-1])
-    assert "reinstall" in str(abi.Library(folder).missing)
+    assert "reinstall" in str(library.Library(folder).missing)
 
 
 @needs_library
 def test_a_library_of_another_version_is_not_used(monkeypatch):
-    monkeypatch.setattr(abi, "ABI_VERSION", 1000)
-    assert "this package 1000; reinstall" in str(abi.Library(Path(abi.__file__).parent).missing)
+    monkeypatch.setattr(abi, "VERSION", 1000)
+    assert "this package 1000; reinstall" in str(library.Library(Path(abi.__file__).parent).missing)
 
 
 @needs_library

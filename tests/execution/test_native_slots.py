@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from native_library import needs_library, on_every_isa
 from torch import Tensor
 
 from residua.errors import RouteError
 from residua.execution import plain
-from residua.execution.native import NativeBackend, abi
+from residua.execution.native import NativeBackend
 from residua.execution.portable import Portable
 from residua.execution.reference import Reference
 from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 
-MISSING = abi.library().missing
-needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DIMS = [(8, 20), (20, 8), (64, 96), (96, 64), (128, 128)]
@@ -39,13 +37,6 @@ def partition(seed: int, heads: int, tokens: int, groups: int, loose: float = 0.
     labels = (chance(seed, 1, heads, tokens).square() * (groups - 1)).long()
     labels[chance(seed + 1, *labels.shape) < loose] = -1
     return Partition.from_labels(labels, groups)
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def drifting(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from native_library import needs_library, on_every_isa
 from poison import poisoned_memory
 from torch import Tensor
 
 from residua.errors import RouteError
 from residua.execution import plain
-from residua.execution.native import NativeBackend, abi
+from residua.execution.native import NativeBackend
 from residua.types import Partition
 
-MISSING = abi.library().missing
-needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

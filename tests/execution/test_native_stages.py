@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from native_library import needs_library, on_every_isa
 from torch import Tensor
 
 from residua.errors import RouteError
 from residua.execution import plain
-from residua.execution.native import NativeBackend, abi
+from residua.execution.native import NativeBackend
 from residua.types import Partition
 
-MISSING = abi.library().missing
-needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-on_every_isa = pytest.mark.parametrize("isa", abi.library().isas)
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SCALE = 0.2
@@ -28,13 +26,6 @@ def partition(seed: int, batch: int, heads: int, tokens: int, groups: int, loose
     labels = (torch.rand(batch, heads, tokens, generator=g).square() * groups).long()
     labels[torch.rand(labels.shape, generator=g) < loose] = -1
     return Partition.from_labels(labels, groups)
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from residua import Config
-from residua.execution.native import abi
+from residua.execution.native import library
 
 LENGTHS = (1, 2, 3, 7, 31, 63, 64, 65, 97, 130)
 LONGER = (200, 257, 333, 511, 888, 1200, 2100)
@@ -109,14 +109,14 @@ def make(seed: int, *, small: bool = True) -> Case:
     keys = queries if r.random() < 0.6 else r.choice(lengths)
     kv_heads, shares = r.choice((1, 1, 2)), r.choice((1, 1, 2, 3))
     backend = r.choice(("auto", "auto", "native", "portable", "portable"))
-    if abi.library().missing and backend == "native":
+    if library.load().missing and backend == "native":
         backend = "portable"
     dim = r.choice(DIMS if backend != "portable" else (1, 2, *DIMS))
     dtype = r.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
     if backend == "portable" and r.random() < 0.2:
         dtype = torch.float64
     settings = {**draw_settings(r, queries, keys), "backend": backend}
-    native = backend != "portable" and not abi.library().missing
+    native = backend != "portable" and not library.load().missing
     stateful = settings.get("max_error") is not None or settings.get("balance") or r.random() < 0.15
     return Case(
         seed=seed, batch=r.choice((1, 1, 2, 3)), heads=kv_heads * shares, kv_heads=kv_heads, queries=queries,
@@ -125,7 +125,7 @@ def make(seed: int, *, small: bool = True) -> Case:
         where=r.choice(("q", "k", "v", "qk", "qkv", "qkv")), mask=r.choice(MASKS),
         scale=r.choice((None,) * 6 + (0.0, -0.3, 1.0, 1e-4, 30.0)),
         pinned=draw_ranges(r, keys), exact=draw_ranges(r, queries), steps=r.choice((2, 3)) if stateful else 1,
-        isa=r.choice(abi.library().isas) if native and r.random() < 0.5 else None, settings=settings,
+        isa=r.choice(library.load().isas) if native and r.random() < 0.5 else None, settings=settings,
     )  # fmt: skip
 
 

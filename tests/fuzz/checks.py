@@ -18,7 +18,7 @@ from torch import Tensor
 
 from residua import State, attention
 from residua.execution.backend import Backend
-from residua.execution.native import abi
+from residua.execution.native import library
 from residua.execution.reference import Reference
 from residua.execution.selection import backends
 
@@ -28,16 +28,16 @@ SECONDS = 20.0  # of the processor: a case of this size that takes longer is a f
 
 @contextmanager
 def instruction_set(name: str | None):
-    before = os.environ.get(abi.ISA_VARIABLE)
+    before = os.environ.get(library.ISA_VARIABLE)
     if name is not None:
-        os.environ[abi.ISA_VARIABLE] = name
+        os.environ[library.ISA_VARIABLE] = name
     try:
         yield
     finally:
         if name is not None:
-            os.environ.pop(abi.ISA_VARIABLE)
+            os.environ.pop(library.ISA_VARIABLE)
             if before is not None:
-                os.environ[abi.ISA_VARIABLE] = before
+                os.environ[library.ISA_VARIABLE] = before
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def check_receipt(case: Case, step: int, receipt: Any) -> list[str]:
 def backend_of(case: Case) -> str:
     """The backend that takes the case; the plain torch one promises bits for equal calls only."""
     name = case.settings["backend"]
-    return "portable" if name == "portable" or abi.library().missing else "native"
+    return "portable" if name == "portable" or library.load().missing else "native"
 
 
 def check_repeats(case: Case, outs: list[Tensor], thorough: bool = True) -> list[str]:

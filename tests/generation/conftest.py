@@ -16,7 +16,7 @@ pytest.importorskip("jinja2")
 from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 
 from residua.config import Config
-from residua.generation.comparison import compare
+from residua.generation.compare import compare
 from residua.generation.run import Request
 from residua.generation.sparsity import Sparsity
 from residua.world.held_out import DEMO_PROMPT as PROMPT

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from residua.errors import InputError, IntegrationError
-from residua.generation.comparison import compare
+from residua.generation.compare import compare
 from residua.generation.flops import counted_passes
 from residua.generation.page import STAGES
 from residua.generation.run import Request, generate, parse_size

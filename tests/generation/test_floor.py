@@ -8,7 +8,7 @@ import torch
 
 from residua.diffusers import accelerate
 from residua.diffusers.layer import Layer
-from residua.generation.comparison import compare
+from residua.generation.compare import compare
 from residua.generation.floor import _rolled, another_order, dense_again, floor_text, measure_floor
 from residua.generation.run import generate
 from residua.lab.recording import dense_on_purpose

@@ -11,17 +11,8 @@ pytest.importorskip("typer")
 from command import run
 
 from residua.errors import InputError
-from residua.generation.method_table import (
-    DENSE,
-    MAX_WAITING,
-    PARTS,
-    MethodRow,
-    chosen_methods,
-    disturbed,
-    read_pbench,
-    runtime,
-    table,
-)
+from residua.generation.method_table.measure import DENSE, PARTS, MethodRow, chosen_methods, read_pbench
+from residua.generation.method_table.report import MAX_WAITING, disturbed, runtime, table
 
 TINY = ("--size", "16", "--frames", "8", "--steps", "2", "--dense-steps", "1", "--min-tokens", "0")
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.execution.native import abi
+from residua.execution.native import library
 
 MADE = ("empty", "empty_like", "empty_strided")
 METHODS = ("new_empty", "new_empty_strided")
@@ -39,7 +39,7 @@ def poisoned_memory(byte: int = NAN) -> Iterator[None]:
     NaN may vanish in a comparison where a number would not, so there are two kinds."""
     functions = {name: getattr(torch, name) for name in MADE}
     methods = {name: getattr(Tensor, name) for name in METHODS}
-    handle = abi.library().handle
+    handle = library.load().handle
     for name, make in functions.items():
         setattr(torch, name, _poisoned(make, byte))
     for name, make in methods.items():

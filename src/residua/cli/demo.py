@@ -65,7 +65,8 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
 
     from ..config import Config
     from ..generation import require_packages
-    from ..generation.comparison import compare, machine
+    from ..generation.compare import compare
+    from ..generation.comparison import machine
     from ..generation.files import check_folder, publish_folder
     from ..generation.loading import WORLD, Placement, load
     from ..generation.page import result_files

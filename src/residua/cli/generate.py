@@ -90,7 +90,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here, so that other commands do not wait for it.
     from ..config import Config
     from ..generation import loading, require_packages
-    from ..generation.comparison import compare
+    from ..generation.compare import compare
     from ..generation.run import Request
     from ..lab.video_quality import find_lpips
     from .progress import step_bars

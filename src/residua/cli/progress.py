@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..generation.comparison import Watch
+from ..generation.compare import Watch
 from ..generation.run import Progress as Steps
 from .app import console
 

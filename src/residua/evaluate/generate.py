@@ -13,7 +13,8 @@ import torch
 
 from ..errors import InputError, IntegrationError
 from ..generation import loading
-from ..generation.comparison import Comparison, Timed, machine, warm_up
+from ..generation.compare import warm_up
+from ..generation.comparison import Comparison, Timed, machine
 from ..generation.files import OutputError
 from ..generation.floor import another_order
 from ..generation.flops import counted_passes

@@ -40,8 +40,19 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """The raw operator: attention over the kept cells of a given route, nothing else.
 
-    -> out [B, H, Nq, Dv], natural log-sum-exp [B, H, Nq] fp32. A row with nothing kept gets 0 and -inf. The
-    route is checked first; a contradiction raises RouteError and computes nothing.
+    Args:
+        q: [B, H, Nq, D].
+        k: [B, Hkv, Nk, D].
+        v: [B, Hkv, Nk, Dv].
+        route: Which cells are kept. It is checked first; one that contradicts itself raises `RouteError`.
+        backend: Name of a backend, or "auto".
+        scale: Factor of the scores; None: 1 / sqrt(D).
+        summary: Further keys of every query group, if any.
+        out_dtype: Dtype of the output; None: q's.
+
+    Returns:
+        The output [B, H, Nq, Dv] and its natural log-sum-exp [B, H, Nq] in fp32. A row with nothing kept
+        gets 0 and -inf.
     """
     call = validate(q, k, v, scale=scale)
     check_route(route, call)

@@ -25,7 +25,15 @@ def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
 
 
 def choose_backend(name: str, demand: Demand) -> Backend:
-    """The backend of that name, or for "auto" the best one that takes the call."""
+    """The backend of that name, or for "auto" the best one that takes the call.
+
+    Args:
+        name: "auto", or the name of a registered backend.
+        demand: What the call asks of a backend.
+
+    Returns:
+        The backend; `BackendError` lists the reasons if none can run the call, or not the one that was named.
+    """
     known = backends()
     if name != "auto":
         if name not in known:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import __version__, json_text
-from ..lab.report import style
+from .. import json_text
+from ..lab.report import render_page, style
 from .comparison import Comparison
 from .floor import MEANING as FLOOR
 from .floor import floor_text
@@ -66,15 +66,11 @@ def report_json(comparison: Comparison) -> bytes:
 
 def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
     """The page. Everything inserted is escaped; it runs only its own script and loads nothing."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader(*TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
     script = (files(TEMPLATES[0]) / TEMPLATES[1] / "report.js").read_text(encoding="utf-8").strip()
     unit, factor = flops_unit([comparison.pflops(dense=True), comparison.pflops(dense=False)])
-    page = environment.get_template("report.html").render(
+    page = render_page(
+        "report.html",
+        TEMPLATES[0],
         facts=comparison.to_dict(),
         cards=_cards(comparison),
         clips=_clips(comparison, fps),
@@ -91,8 +87,7 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         style=style("report.css", package=TEMPLATES[0]),
         flops_unit=unit,
         flops_factor=factor,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        version=__version__,
+        script_hash=_base64(hashlib.sha256(script.encode()).digest()),
     )
     return page.encode()
 

@@ -16,7 +16,8 @@ from ..lab.tables import Table
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
 from .averages import dense_figures, mean_floor, sparse_figures
-from .comparison import Baseline, Comparison, Watch, against, dense_baseline, machine
+from .compare import Watch, against, dense_baseline
+from .comparison import Baseline, Comparison, machine
 from .floor import MEANING
 from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit

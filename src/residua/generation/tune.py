@@ -22,7 +22,8 @@ from ..integration import QUALITIES, Profile
 from ..integration.quality import DEFAULT_QUALITY
 from ..lab.video_quality import Lpips
 from .averages import mean
-from .comparison import Baseline, Comparison, Watch, against, dense_baseline, machine
+from .compare import Watch, against, dense_baseline
+from .comparison import Baseline, Comparison, machine
 from .run import Request
 from .sparsity import Sparsity
 

@@ -16,7 +16,7 @@ LABEL = 22  # height of a caption
 PAPER, INK = (255, 255, 255), (30, 30, 40)
 # Colours of the difference, from 0 to the end of the scale: black, amber, white.
 HEAT = ((0.0, (8, 10, 16)), (0.45, (150, 74, 32)), (0.8, (229, 178, 90)), (1.0, (255, 255, 255)))
-MOST = 99.9  # per cent of the pixels lie within the scale of the difference
+WITHIN_SCALE = 99.9  # per cent of the pixels that lie within the scale of the difference
 
 
 def to_pixels(video: Any) -> np.ndarray:
@@ -99,7 +99,7 @@ def difference(video: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, fl
         [0, 1]: all but a thousandth of the pixels differ by less. 0 if the clips agree.
     """
     gap = np.abs(video.astype(np.float32) - reference.astype(np.float32)).max(-1)  # [T, H, W]
-    top = float(np.percentile(gap, MOST)) or float(gap.max())
+    top = float(np.percentile(gap, WITHIN_SCALE)) or float(gap.max())
     level = gap / top if top > 0 else gap
     places = [place for place, _ in HEAT]
     channels = [np.interp(level, places, [colour[c] for _, colour in HEAT]) for c in range(3)]

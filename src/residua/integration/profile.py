@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..config import Config, read_toml
+from ..config import Config
 from ..errors import InputError
 from ..spelling import did_you_mean
+from ..toml_text import read_toml, table_lines
 from .settings import check_count, check_share
 
 logger = logging.getLogger("residua.integration")
@@ -107,7 +107,7 @@ class Profile:
         lines = [f"# Written by residua tune {__version__}: accelerate(pipe, profile=...) reads it."]
         lines += [f"format = {FORMAT}"]
         for name, table in tables.items():
-            lines += _table(name, table)
+            lines += table_lines(name, table)
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -169,37 +169,3 @@ def _only(path: Path, prefix: str, table: Mapping[str, Any], known: Sequence[str
         if name not in known:
             hint = did_you_mean(name, known)
             raise InputError(f"{path}: unknown `{prefix}{name}`; wanted {', '.join(known)}{hint}")
-
-
-def _table(name: str, values: Mapping[str, Any]) -> list[str]:
-    """A table; None values are left out, and a list of dicts has one entry per line."""
-    lines = ["", f"[{name}]"]
-    return lines + [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)  # `inf` and `nan` are valid TOML
-    if isinstance(value, Mapping):
-        inside = (f"{_key(key)} = {_value(item)}" for key, item in value.items() if item is not None)
-        return "{ " + ", ".join(inside) + " }"
-    if isinstance(value, (list, tuple)):
-        items = [_value(item) for item in value]
-        if value and isinstance(value[0], (Mapping, str)):
-            return "[\n" + "".join(f"  {item},\n" for item in items) + "]"
-        return "[" + ", ".join(items) + "]"
-    return _text(str(value))
-
-
-def _key(name: Any) -> str:
-    text = str(name)
-    bare = text.isascii() and text.replace("_", "").replace("-", "").isalnum()
-    return text if bare else _text(text)
-
-
-def _text(text: str) -> str:
-    """A TOML string: JSON's, except for DEL and for lone surrogates, which no file can hold."""
-    clean = text.encode("utf-8", "replace").decode("utf-8")
-    return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..accounting import LARGE_ERROR
+
 logger = logging.getLogger("residua.integration")
 
-LARGE_ERROR = 0.2  # estimated mean relative row error; a run above it has a doubtful result
 MANY_DENSE_HEADS = 0.1  # share of heads that ran dense because of max_error
 
 

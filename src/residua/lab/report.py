@@ -3,7 +3,6 @@ figures."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -82,7 +81,7 @@ class Report:
                 for item in self.findings
             ],
             "tables": [table.to_dict() for table in self.tables],
-            "data": _plain(self.data),
+            "data": dict(self.data),
         }
         return json_text.dumps(found, indent=1) + "\n"
 
@@ -127,14 +126,3 @@ def style(*names: str, package: str = TEMPLATES[0]) -> str:
     shared = (files(TEMPLATES[0]) / TEMPLATES[1] / "base.css").read_text(encoding="utf-8")
     own = [(files(package) / TEMPLATES[1] / name).read_text(encoding="utf-8") for name in names]
     return "\n".join(text.strip() for text in (shared, *own))
-
-
-def _plain(value: Any) -> Any:
-    """Plain values for JSON: NaN becomes null."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -39,9 +39,9 @@ class Scatter:
 def expand(
     call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
 ) -> SummaryKeys:
-    """One extra key per slot that is exact at the anchor, to first order around it."""
+    """One summary key per slot: exact at the anchor, correct to first order around it."""
     anchors = grouping.anchors
-    # first, because it is content to see every value once
+    # before the slots: on a GPU its kernel also writes the values in group order, which the slots then read
     moving = drift(call, grouping, slots, rank, backend, scatter) if rank else None
     keys, values, weight = backend.slot_summary(
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale,

@@ -12,7 +12,8 @@ from ..probes import place_probes
 from ..types import Choice, Probes, Route, SummaryKeys
 from .base import GroupedCall, Verdict
 
-CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)  # numbered as `Backend` counts them
+# In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
+CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)
 HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must not decide
 
 
@@ -63,8 +64,7 @@ def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) 
         Choice [B, H] int64 and error [B, H] fp32.
     """
     best, error = grouped.backend.best_candidate(errors, weights, bare, HANDICAP)
-    if len(errors) < len(CANDIDATES):  # nothing drifts
-        best = best + 1
+    best = best + int(CANDIDATES[-len(errors)])  # from the place among the candidates to the `Choice`
     if grouped.config.max_error is not None:
         # even with all that the head may spend it is too far off
         dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.ceiling)
@@ -81,7 +81,7 @@ def _summary_alone(
     """
     call, backend, kv = grouped.call, grouped.backend, grouped.grouping.kv
     query = backend.sort_groups(group, summary.keys.shape[2])
-    # no K/V group at all, rather than none of them: a kernel sees that without looking at the cells
+    # A route without K/V groups, not one whose cells are all False: a kernel then reads no cells.
     nobody = kv.labels.new_full((1, 1, 1), -1).expand_as(kv.labels)
     nothing = Route(query, replace(kv, labels=nobody, offsets=kv.offsets[..., :1]), cells[..., :0])
     still = replace(summary, drift=None)

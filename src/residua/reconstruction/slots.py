@@ -1,5 +1,5 @@
-"""Which skipped K/V groups of a query group share an extra key. The heaviest stay for themselves; the
-others are merged with their neighbours, so that a row never sees more than a fixed number of them."""
+"""Which skipped K/V groups of a query group share a summary key. The heaviest have one each; the
+others are merged with their neighbours, so that a row never sees more than a fixed number of summary keys."""
 
 from __future__ import annotations
 

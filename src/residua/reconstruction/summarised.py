@@ -22,17 +22,17 @@ from .expansion import Scatter
 from .judge import judge
 from .slots import Slots, assign_slots
 
-# A head drops the summary if spending its cost on pairs leaves less than this share of the skipped mass.
+# A head drops the summary if spending its cost on pairs leaves at most this share of the skipped mass.
 BARE_BELOW = 0.2
-# Below, if that is less, this multiple of the variance of the scores that an expansion leaves out: its error
-# grows with it (docs/decisions/0016-concentrated-heads.md).
+# The share is smaller where an expansion is accurate: at most this multiple of the variance of the scores
+# that the expansion leaves out, with which its error grows (docs/decisions/0016-concentrated-heads.md).
 BARE_SLOPE = 0.5
-# A head drops the summary if that variance is above this: nothing is left of an expansion, and the few probe
-# rows by which a head would notice may not be among those that it spoils.
+# A head drops the summary if that variance is above this: the expansion is then useless, and there are too
+# few probe rows to notice every row that it spoils.
 BARE_ABOVE = 20.0
 # A head drops the summary if it would leave less than this share of the budget for pairs.
 MIN_PAIRS = 0.1
-# At most what judging a probe row costs, in units of the pairs that the row keeps.
+# The most that judging a probe row costs, in units of the pairs that the row keeps.
 JUDGING = 1.5
 # A moving budget never falls below this multiple of the work beside the pairs.
 MIN_BUDGET = 1.15
@@ -49,7 +49,7 @@ class Summarised(Reconstruction):
         raise NotImplementedError
 
     def summary_cost(self, grouped: GroupedCall) -> HeadCost:
-        """All of it."""
+        """The sum of `summary_costs`."""
         costs = self.summary_costs(grouped).values()
         return HeadCost(sum(cost.fixed for cost in costs), sum(cost.per_key for cost in costs))
 
@@ -116,7 +116,7 @@ class Summarised(Reconstruction):
         out = narrow(out, grouped.call.q.dtype)
         if verdict.probes is None:
             return out, verdict.error
-        # otherwise it is known which channels are lost: extremes.give_back
+        # where the broken channels are known, `extremes.give_back` does this
         if grouped.call.broken_channels is None and out.device.type == "cpu":
             out = _poisoned(out, verdict.probes, grouped.backend)
         return verdict.probes.put(out), verdict.error
@@ -138,7 +138,7 @@ class Summarised(Reconstruction):
         return wide_enough(grouped.call.q.dtype)
 
     def _judging_cost(self, grouped: GroupedCall) -> Tensor:
-        """At most: the probe rows once more over the cells that they keep.  # [B, H]"""
+        """The most that judging costs: the probe rows once more over the cells that they keep.  # [B, H]"""
         return JUDGING * grouped.sizes.probes * grouped.allowed * grouped.key_count
 
 

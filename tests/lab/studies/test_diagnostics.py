@@ -70,7 +70,7 @@ def test_row_support_by_hand():
 @pytest.mark.parametrize("partition", ["semantic", "response"])
 def test_support_is_counted_key_by_key(case, partition):
     made, a = case
-    found = support(made, partition, mass=0.9, members=4, most_groups=5)
+    found = support(made, partition, mass=0.9, members=4, max_groups=5)
     labels = made.group(CONFIG.replace(partition=partition)).query
     rows = sample_members(labels, 4, 5)
     assert 0 < len(rows) <= 5 and len(rows.unique()) == rows.numel()

@@ -27,7 +27,8 @@ def threads() -> int:
 
 @contextmanager
 def torch_on_one_thread() -> Iterator[None]:
-    """Does nothing where torch is built on something other than OpenMP and MKL."""
+    """Inside this block torch's operations of the calling thread run on that thread alone. Does nothing where
+    torch is built on something other than OpenMP and MKL."""
     switches = _switches()
     before = torch.get_num_threads()
     if switches is None or before == 1 or getattr(_LOCAL, "threads", None):

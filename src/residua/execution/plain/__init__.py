@@ -1,4 +1,5 @@
-"""Every primitive of a call in plain torch: any device, bounded memory. The base of all backends."""
+"""The longer primitives of a call in plain torch: any device, bounded memory. `primitives/` says what each
+must do, and calls these where a backend has nothing better."""
 
 from .directions import shared_directions
 from .grouping import eigh, gather_rows, group_means, kmeans_step, project, second_moment

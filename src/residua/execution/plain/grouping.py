@@ -1,5 +1,4 @@
-"""Grouping in plain torch: projections, k-means steps, means and moments.
-The contracts stand in `Backend`."""
+"""Grouping in plain torch: projections, k-means steps, means and moments (see `primitives/grouping.py`)."""
 
 from __future__ import annotations
 

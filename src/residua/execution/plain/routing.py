@@ -1,5 +1,4 @@
-"""Routing in plain torch: the mass of cells, and spending a pair budget on them. The contracts
-stand in `Backend`."""
+"""Routing in plain torch: the mass of cells, and spending a pair budget (see `primitives/routing.py`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Single query rows in plain torch: which ones are central, and their exact attention. The contracts stand in
-`Backend`."""
+"""Single query rows in plain torch: which ones are central, and their exact attention (see
+`primitives/rows.py`)."""
 
 from __future__ import annotations
 

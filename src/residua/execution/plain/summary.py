@@ -1,4 +1,4 @@
-"""What a summary of skipped groups is made of, in plain torch. The contracts stand in `Backend`."""
+"""What a summary of skipped groups is made of, in plain torch (see `primitives/summary.py`)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...accounting import Pairs, Receipt
+from ...accounting import ALWAYS, Pairs, Receipt
 from ...attention import exact_attention
 from ...budget import SharedBudget
 from ...config import Config
@@ -19,8 +19,6 @@ from ...routing import pair_budget, pinned_keys, valid_keys
 from ...stopwatch import Stopwatch
 from ...types import Call, Partition, Route
 from .base import RIVALS, Outcome, Rival, Task
-
-ALWAYS = "exact rows, pinned keys and one cell per query group are always evaluated"
 
 
 class RivalState:
@@ -193,7 +191,6 @@ def _dense(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> t
 
 def register_rivals() -> None:
     """Registers every usable rival as a method; Residua's own are registered already."""
-
     for rival in RIVALS.values():
         if not rival.reference and rival.name not in METHODS:
             METHODS.add(RivalMethod(rival))

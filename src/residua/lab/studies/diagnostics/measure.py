@@ -81,24 +81,24 @@ def row_support(weights: Tensor, mass: float) -> Tensor:
     return torch.zeros_like(weights, dtype=torch.bool).scatter_(-1, order, before < mass)
 
 
-def sample_members(partition: Partition, members: int, most_groups: int) -> Tensor:
-    """`members` evenly spaced rows of each group that has that many; at most `most_groups` evenly spaced
+def sample_members(partition: Partition, members: int, max_groups: int) -> Tensor:
+    """`members` evenly spaced rows of each group that has that many; at most `max_groups` evenly spaced
     groups.  # [groups, members] int64"""
     sizes, offsets, order = partition.sizes[0, 0], partition.offsets[0, 0], partition.order[0, 0]
     groups = (sizes >= members).nonzero()[:, 0]
-    if len(groups) > most_groups:
-        groups = groups[torch.arange(most_groups) * len(groups) // most_groups]
+    if len(groups) > max_groups:
+        groups = groups[torch.arange(max_groups) * len(groups) // max_groups]
     places = torch.arange(members) * sizes[groups, None] // members
     return order[offsets[groups, None] + places]
 
 
 def support(
-    subject: Subject, partition: str, mass: float = 0.9, members: int = 8, most_groups: int = 64
+    subject: Subject, partition: str, mass: float = 0.9, members: int = 8, max_groups: int = 64
 ) -> Support:
     """O1: tau_i of sampled rows, and gamma of the groups they were sampled from."""
     call = subject.call
     grouping = subject.group(subject.config.replace(partition=partition))
-    rows = sample_members(grouping.query, members, most_groups)  # [groups, m]
+    rows = sample_members(grouping.query, members, max_groups)  # [groups, m]
     taus, gammas = [], []
     at_once = max(1, CHUNK_PAIRS // (members * call.k.shape[2]))
     for block in rows.split(at_once):

@@ -1,0 +1,121 @@
+"""Loads the native library, checks that it is the one this package was written for, and calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from functools import cache, cached_property
+from pathlib import Path
+
+from ...errors import BackendError, RouteError
+from . import abi
+from .threads import threads
+
+# Best first; the index is the number that the library takes.
+ISAS = ("avx512bf16", "avx512", "avx2", "portable")
+ISA_VARIABLE = "RESIDUA_NATIVE_ISA"
+
+
+class Library:
+    """The loaded library, or in `missing` the reason why there is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.missing: str | None = None
+        self.handle: ctypes.CDLL | None = None
+        try:
+            self.handle = self._load(folder)
+        except BackendError as error:
+            self.missing = str(error)
+
+    @staticmethod
+    def _load(folder: Path) -> ctypes.CDLL:
+        path, note = folder / "_native.so", folder / "_native.txt"
+        if not path.exists():
+            reason = note.read_text().strip() if note.exists() else "reinstall residua with a C++17 compiler"
+            raise BackendError(f"the native library was not built: {reason}")
+        try:
+            _check_whole(path)
+            handle = ctypes.CDLL(str(path))
+            _check_interface(handle)
+        except (OSError, AttributeError) as error:
+            raise BackendError(f"the native library does not load: {error}; reinstall residua") from error
+        handle.residua_isa.restype = ctypes.c_char_p
+        return handle
+
+    @cached_property
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets that run on this machine, best first."""
+        handle = self.handle
+        if handle is None:
+            return ()
+        return tuple(name for number, name in enumerate(ISAS) if handle.residua_isa(number))
+
+    def run(self, name: str, args: abi.Args, isa: int) -> None:
+        """Calls `residua_<name>`; ctypes releases the GIL meanwhile."""
+        if self.handle is None:
+            raise BackendError(self.missing or "the native library is not loaded")
+        status = getattr(self.handle, f"residua_{name}")(ctypes.byref(args), isa, threads())
+        if status == 1:
+            raise MemoryError(f"native {name}: no memory for a thread's scratch space")
+        if status == 2:
+            raise RouteError(
+                f"native {name}: a partition contradicts itself; offsets must ascend from 0 to at most N, "
+                "indices lie in 0..N-1 and slots in -1..T-1. Build it with Partition.from_labels"
+            )
+        if status:
+            raise BackendError(f"native {name}: status {status}")
+
+
+def _check_whole(path: Path) -> None:
+    """The loader of Linux maps a file that was cut short and the process dies of SIGBUS. The section table of
+    an ELF file is its last part, so the header says how long the file must be."""
+    with path.open("rb") as stream:
+        header = stream.read(64)
+    if header[:4] != b"\x7fELF" or len(header) < 64:
+        return  # no ELF file of 64 bits: the loader itself says what it is
+    (table,) = struct.unpack_from("=Q", header, 0x28)
+    entry, count = struct.unpack_from("=HH", header, 0x3A)
+    size, wanted = path.stat().st_size, table + entry * count
+    if size < wanted:
+        raise OSError(f"{path} has {size} bytes of {wanted}: it was cut short")
+
+
+def _check_interface(handle: ctypes.CDLL) -> None:
+    """A struct of another size would make the library read beside its arguments: then it is not used."""
+    version = handle.residua_abi_version()
+    if version != abi.VERSION:
+        raise BackendError(
+            f"the native library speaks version {version}, this package {abi.VERSION}; reinstall residua"
+        )
+    handle.residua_struct_size.restype = ctypes.c_int64
+    for number, kind in enumerate((*abi.STRUCTS, None)):
+        wanted, got = (ctypes.sizeof(kind) if kind else 0), handle.residua_struct_size(number)
+        if got != wanted:
+            name = kind.__name__ if kind else f"struct {number}"
+            raise BackendError(
+                f"{name} has {got} bytes in the native library, {wanted} in this package; reinstall residua"
+            )
+
+
+@cache
+def load() -> Library:
+    """The library of this package, loaded once."""
+    return Library(Path(__file__).parent)
+
+
+def choose_isa(lib: Library, wanted: str | None = None) -> str:
+    """The best instruction set of this machine, or the one that is asked for, here or in the environment."""
+    asked = wanted or os.environ.get(ISA_VARIABLE)
+    if not asked:
+        return lib.isas[0]
+    if asked not in lib.isas:
+        source = "isa" if wanted else ISA_VARIABLE
+        raise BackendError(f"{source}={asked!r}: this machine runs {', '.join(lib.isas)}")
+    return asked
+
+
+def isa() -> str | None:
+    """The instruction set in use, or None where the library is missing."""
+    lib = load()
+    return None if lib.missing else choose_isa(lib)

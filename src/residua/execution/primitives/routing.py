@@ -1,0 +1,63 @@
+"""What a cell weighs, and which cells a budget buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...types import Partition
+from .. import plain
+
+
+class RoutingPrimitives:
+    """What a cell weighs, and which cells a budget buys."""
+
+    def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
+        """Log of the attention mass of every K/V group at every anchor: logsumexp over the group's keys.
+
+        anchors [B, H, Cq, D] fp32, k [B, Hkv, Nk, D] -> [B, H, Cq, Ck] fp32, -inf for an empty group
+        """
+        return plain.cell_mass(anchors, k, kv, scale)
+
+    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+        """Keeps the cells with the most mass per pair, over all cells of a head at once, within the budget.
+
+        Every non-empty query group keeps its best cell even if the budget does not cover it. Equal scores go
+        to the lower index. A score that is NaN comes first: what is wrong must reach the output.
+
+        log_share [B, H, Cq, Ck] log of the share of a row's mass, query_sizes [B, H, Cq],
+        kv_sizes [B, H, Ck], budget [B, H] int64 pairs -> cells [B, H, Cq, Ck] bool
+        """
+        return plain.spend(log_share, query_sizes, kv_sizes, budget)
+
+    def spend_each(
+        self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
+    ) -> Tensor:
+        """`spend` for several budgets [B, H] over the same cells.  # [n, B, H, Cq, Ck] bool"""
+        return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
+
+    def best_cells(
+        self, log_mass: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor], free: int
+    ) -> Tensor:
+        """`spend_each` on the first `free` K/V groups, by the share of a row's mass over all of them: what is
+        pinned is paid for already, and its mass is the row's own. Groups of NaN are kept whatever they cost.
+
+        log_mass [B, H, Cq, Ck] as from `cell_scores`, sizes [B, H, Cq] and [B, H, Ck] int64, budgets [B, H]
+        int64 each -> [budgets, B, H, Cq, free] bool
+        """
+        broken = log_mass.isnan()
+        log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        found = self.spend_each(log_share, query_sizes, kv_sizes[..., :free], budgets)
+        occupied = (query_sizes[..., None] > 0) & (kv_sizes[..., None, :free] > 0)
+        return found | (broken[..., :free] & occupied)
+
+    def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
+        """Share of each query group's mass in the cells that are not kept; groups of NaN count as nothing.
+
+        log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32
+        """
+        mass = torch.where(log_mass.isnan(), -torch.inf, log_mass)
+        share = torch.where(mass == -torch.inf, 0.0, mass.softmax(-1))  # a row without any mass misses none
+        return torch.where(cells, 0.0, share).sum(-1)

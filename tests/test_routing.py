@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from making import grouped_call
+from making import grouped_call, grouping_of
 from oracle import normal, qkv, small
 
 from residua import Config, Partition, attention
@@ -16,7 +17,7 @@ from residua.execution.backend import Backend
 from residua.grouping import group_tokens
 from residua.inputs import validate
 from residua.reconstruction import RECONSTRUCTIONS
-from residua.routing import cell_scores, pair_budget, route_cells
+from residua.routing import cell_scores, group_worth, keep_best_each, pair_budget, route_cells
 from residua.sizing import resolve
 
 
@@ -290,3 +291,57 @@ def test_what_the_authors_package_chooses():
     given = Config.authors()
     assert (given.query_groups, given.kv_groups, given.probe_order) == (300, 1000, "largest")
     assert (given.score, given.budget_scope, given.reconstruction) == ("value-error", "query-group", "probe")
+
+
+def spread_call(spreads):
+    """A call whose K/V groups have 64 keys each; keys and values have these standard deviations."""
+    labels = torch.arange(len(spreads)).repeat_interleave(64)
+    off = torch.tensor(spreads)[labels, None]
+    k, v = normal(1, 1, len(labels), 16, seed=1), normal(1, 1, len(labels), 16, seed=2)
+    call = validate(normal(1, 2, 32, 16), off * k, off * v)
+    query = Partition.from_labels(torch.zeros(1, 2, 32, dtype=torch.long), 1)
+    return call, grouping_of(call, query, Partition.from_labels(labels[None, None], len(spreads)))
+
+
+def test_a_group_is_worth_what_a_summary_of_it_would_miss():
+    spreads = (0.5, 1.0, 2.0, 4.0)
+    worth = group_worth(*spread_call(spreads), Backend())[0, 0]
+    wanted = torch.tensor(spreads).log() * 2  # spread of the keys times spread of the values
+    assert torch.allclose(worth.diff(), wanted.diff(), atol=0.25)
+
+
+def test_of_groups_with_the_same_mass_the_one_with_more_spread_is_kept():
+    call, grouping = spread_call((0.5, 2.0, 0.5, 1.0))
+    worth = group_worth(call, grouping, Backend())
+    mass = torch.zeros(1, 2, 1, 4)
+    budget = torch.full((1, 2), 2 * 32 * 64)
+    per_head, per_group = (
+        keep_best_each(call, grouping, mass, [budget], scope, Backend(), worth)[0]
+        for scope in ("head", "query-group")
+    )
+    assert per_head.cells[0, 0, 0].tolist() == per_group.cells[0, 0, 0].tolist() == [False, True, False, True]
+    (equal,) = keep_best_each(call, grouping, mass, [budget], "head", Backend())
+    assert equal.cells[0, 0, 0].tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
+def test_the_worth_of_a_group_that_cannot_be_told_is_that_of_a_mean_one(value):
+    call, grouping = spread_call((1.0, 1.0, 1.0))
+    call.v[0, 0, 64:128] = value
+    worth = group_worth(call, grouping, Backend())[0, 0]
+    assert worth.isfinite().all()
+    assert worth[[0, 2]].abs().max() < 0.5
+    if value != 1e30:  # whose values are all alike
+        assert worth[1].abs() < 0.5
+
+
+def test_masked_keys_are_worth_nothing():
+    call, grouping = spread_call((1.0, 2.0, 3.0))
+    labels = grouping.kv.labels.clone()
+    labels[..., 10::3] = -1
+    kv = Partition.from_labels(labels, 3)
+    worth = [group_worth(call, grouping_of(call, grouping.query, kv), Backend())]
+    call.k[..., 10::3, :], call.v[..., 10::3, :] = torch.nan, 7.0
+    again = replace(grouping_of(call, grouping.query, kv), kv_centroids=grouping.kv_centroids)
+    worth.append(group_worth(call, again, Backend()))
+    assert torch.equal(*worth)

@@ -60,6 +60,35 @@ def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     return square[..., 0].sqrt()
 
 
+WORTH_EVERY = 4  # keys in group order, of which one is looked at
+MIN_SPREAD = 1e-4  # of a group, as a share of the mean over the groups of its head
+
+
+def group_worth(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    """Log of the error that a unit of mass in a K/V group leaves if the group is skipped and summarised.
+
+    A summary is right where all keys of a group score alike, or all its values are alike. What it misses
+    grows with the distance of the keys from their centroid times that of the values from their mean (root
+    mean squares, from a sample; docs/decisions/0018-routing-by-what-is-left.md). Relative to the other groups
+    of the head; 0 where it is not known.  # [B, Hkv, Ck] fp32
+    """
+    index = grouping.kv.order[..., ::WORTH_EVERY]  # [B, Hkv, S]
+    label = grouping.kv.labels.gather(-1, index)
+    # Half the squared distance of two keys of a group is its variance, on average; tokens of no group, and
+    # pairs that lie in two groups, go to a spare last group.
+    same = (label[..., 1:] == label[..., :-1]) & (label[..., 1:] >= 0)
+    pair = torch.where(same, label[..., 1:], grouping.kv.groups)
+    worth = torch.zeros_like(grouping.kv.sizes, dtype=torch.float32)
+    for x in (call.k, call.v):
+        apart = backend.gather_rows(x, index).float().diff(dim=2).square().sum(-1)  # [B, Hkv, S - 1]
+        spread = apart.new_full((*apart.shape[:2], grouping.kv.groups + 1), torch.nan)
+        spread.scatter_reduce_(-1, pair, apart, "mean", include_self=False)
+        spread = torch.where(spread.isinf(), torch.nan, spread)[..., :-1]
+        relative = spread / spread.nanmean(-1, keepdim=True)  # NaN if unknown, or if no group has any
+        worth += 0.5 * torch.nan_to_num(relative, nan=1.0).clamp(min=MIN_SPREAD).log()
+    return worth
+
+
 def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
     """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid.
 
@@ -128,15 +157,20 @@ def keep_best_each(
     budgets: Sequence[Tensor],
     scope: str,
     backend: Backend,
+    worth: Tensor | None = None,
 ) -> list[Route]:
-    """`keep_best` for several budgets; the cells are ranked once."""
+    """`keep_best` for several budgets; the cells are ranked once. worth [B, Hkv, Ck]: as from `group_worth`;
+    None: mass alone counts."""
+    if worth is not None:
+        worth = worth.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
     if scope == "head":
-        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free)
+        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free, worth)
     else:
         broken = log_mass.isnan()
-        log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
+        log_share = (log_share if worth is None else log_share + worth[..., None, :])[..., :free]
         sizes = kv_sizes[..., :free]
         found = torch.stack([_spend_per_group(log_share, grouping.query.sizes, sizes, b) for b in budgets])
         found |= (broken & _occupied(call, grouping))[..., :free]

@@ -100,13 +100,15 @@ def test_the_estimate_is_the_true_error_at_the_probes(reconstruction, spans, pol
 
 
 def test_the_estimate_is_near_the_error_of_all_rows():
-    q, k, v = qkv(1, 8, 8, 500, 500)
+    q, k, v = qkv(1, 32, 32, 500, 500)
     out, receipt = attention(q, k, v + 1, small(density=0.4, probes=64), return_receipt=True)
     dense, _ = masked_attention(q, k, v + 1)
     true = ((out - dense).norm(dim=-1) / dense.norm(dim=-1)).mean(-1)
     true = true * 500 / (500 - 64)  # the probe rows themselves have none
-    assert ((receipt.error_per_head / true).log().abs() < 0.5).all()
-    assert receipt.error == pytest.approx(float(true.mean()), rel=0.15)
+    off = (receipt.error_per_head / true).log().abs()
+    assert (off < 0.5).double().mean() >= 0.9
+    assert off.max() < 0.8
+    assert receipt.error == pytest.approx(float(true.mean()), rel=0.1)
 
 
 def test_probe_policies_are_heard():

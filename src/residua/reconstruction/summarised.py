@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from ..routing import cell_scores, keep_all, keep_best_each, pair_budget
+from ..routing import cell_scores, group_worth, keep_all, keep_best_each, pair_budget
 from ..types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import GroupedCall, Reconstruction, Routing, Verdict
 from .dtypes import narrow, wide_enough
@@ -79,7 +79,9 @@ class Summarised(Reconstruction):
         summary = grouped.price(self.summary_cost(grouped))
         budget = bare_budget - (math.ceil(summary) if isinstance(summary, float) else summary.ceil().long())
         scope = grouped.config.budget_scope
-        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend)
+        # a GPU launches as little as it can: there the mass alone ranks the cells
+        worth = group_worth(call, grouping, backend) if call.q.device.type == "cpu" else None
+        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend, worth)
         both = torch.stack([found.cells for found in routes])
         missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
         scatter = self.scatter(grouped)

@@ -39,16 +39,25 @@ class RoutingPrimitives:
         return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
 
     def best_cells(
-        self, log_mass: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor], free: int
+        self,
+        log_mass: Tensor,
+        query_sizes: Tensor,
+        kv_sizes: Tensor,
+        budgets: Sequence[Tensor],
+        free: int,
+        worth: Tensor | None = None,
     ) -> Tensor:
         """`spend_each` on the first `free` K/V groups, by the share of a row's mass over all of them: what is
         pinned is paid for already, and its mass is the row's own. Groups of NaN are kept whatever they cost.
 
         log_mass [B, H, Cq, Ck] as from `cell_scores`, sizes [B, H, Cq] and [B, H, Ck] int64, budgets [B, H]
-        int64 each -> [budgets, B, H, Cq, free] bool
+        int64 each, worth [B, H, Ck] fp32 log of what a unit of mass in a K/V group counts (None: 1)
+        -> [budgets, B, H, Cq, free] bool
         """
         broken = log_mass.isnan()
         log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        if worth is not None:
+            log_share = log_share + worth[..., None, :free]
         found = self.spend_each(log_share, query_sizes, kv_sizes[..., :free], budgets)
         occupied = (query_sizes[..., None] > 0) & (kv_sizes[..., None, :free] > 0)
         return found | (broken[..., :free] & occupied)

@@ -294,11 +294,19 @@ class TritonBackend(Backend):
 
     @entry
     def best_cells(
-        self, log_mass: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor], free: int
+        self,
+        log_mass: Tensor,
+        query_sizes: Tensor,
+        kv_sizes: Tensor,
+        budgets: Sequence[Tensor],
+        free: int,
+        worth: Tensor | None = None,
     ) -> Tensor:
         from ..plain.routing import FILL_PASSES
         from .spend import spend
 
+        if worth is not None:
+            return super().best_cells(log_mass, query_sizes, kv_sizes, budgets, free, worth)
         return spend(
             log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=False
         )

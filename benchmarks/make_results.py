@@ -26,13 +26,14 @@ CAPTURE = "capture --model world --heads 0,1 --prompt"
 CAPTURES = {
     "world": f"{CAPTURE} '{REPORT_PROMPTS[0]}' --layers 0,2,4 --steps 1,2,4 --run-steps 6",
     "world-16k": f"{CAPTURE} '{REPORT_PROMPTS[1]}' --frames 64 --steps 2 --run-steps 4",  # every layer
+    "world-32k": f"{CAPTURE} '{REPORT_PROMPTS[2]}' --frames 128 --steps 1 --run-steps 2",
 }
 # Study -> its command and the captures it runs on; the user's own calls are added to all.
 STUDIES = {
     "diagnostics": ("analyze", ("world",)),
     "ablations": ("ablate", ("world",)),
     "reconstructions": ("reconstructions", ("world", "world-16k")),
-    "budgets": ("budgets", ("world-16k",)),
+    "budgets": ("budgets", ("world-16k", "world-32k")),
     "rivals": ("rivals", ("world",)),
 }
 METHODS = (

@@ -11,6 +11,7 @@ from residua import Config
 from residua.errors import InputError
 from residua.lab import CaptureWriter, read_captures
 from residua.lab.studies.budgets.measure import (
+    FINER,
     PAPER,
     STEPS,
     HeadRun,
@@ -74,7 +75,7 @@ def test_errors_are_those_of_whole_calls_at_the_last_step(calls):
 
 def test_a_shared_budget_moves_pairs_to_where_they_count(calls):
     found = {item.setting: item for item in measure(calls, CONFIG, [0.3])}
-    assert list(found) == [PAPER, fixed(0.3), shared(0.3)]
+    assert list(found) == [PAPER, FINER, fixed(0.3), shared(0.3)]
     spent = [head.cost for head in found[shared(0.3)].heads]
     even = [head.cost for head in found[fixed(0.3)].heads]
     assert max(spent) - min(spent) > 0.05 > max(even) - min(even)
@@ -84,6 +85,7 @@ def test_a_shared_budget_moves_pairs_to_where_they_count(calls):
 def test_settings_differ_in_what_they_say_alone():
     made = settings(CONFIG, [0.05])
     assert made[PAPER] == Config.paper(density=0.22, backend="portable")
+    assert made[FINER] == made[PAPER].replace(query_groups=300, kv_groups=1000)
     assert (
         made[shared(0.05)]
         == made[fixed(0.05)].replace(balance=True)

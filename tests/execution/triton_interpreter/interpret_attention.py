@@ -20,6 +20,7 @@ from cases import (
 from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
+from residua.execution.triton.constants import SPLIT_BITS
 from residua.execution.triton.drift import drift_rows
 from residua.execution.triton.rows import split_keys
 from residua.execution.triton.schedule import schedule_tiles
@@ -217,7 +218,7 @@ def tile_tokens(schedule, head, group, tile_keys):
     found = []
     for number in range(full + cut):
         first, word, other = table[number] if number < full else table[len(table) - 1 - (number - full)]
-        split, live = (word, tile_keys) if number < full else (word & 65535, word >> 16)
+        live, split = (tile_keys, word) if number < full else divmod(word, 1 << SPLIT_BITS.value)
         found.append([(first if i < split else other) + i for i in range(live)])
     return found, full
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .backend import interpreting
+from .entry import interpreting
 
 if interpreting():
     from .interpreter import widen_bf16_products
@@ -18,6 +18,7 @@ if interpreting():
     widen_bf16_products()
 
 WARP_GROUP_GPUS = (90, 100, 103)  # four warps multiply 64 rows together: wgmma, tcgen05
+FRUGAL_GPUS = (100, 103)  # their assembler rather spills than takes registers for a pipeline of loads
 NEWEST = 90  # the architecture that is assumed without a device to ask
 FALLBACK_PROCESSORS = 108  # without a device to ask (interpreter, compile gate): an A100
 _IMAGINED: ContextVar[int | None] = ContextVar("imagined architecture", default=None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-3.4028234663852886e38)  # the lowest fp32 that is finite
+from .constants import LOWEST
 
 
 @triton.jit

@@ -71,6 +71,11 @@ def test_keys_and_values_are_sorted_once(default):
     assert [x.name for x in kept] == ["segment_mean", "key_covariance"]
 
 
+def test_whether_a_summary_would_serve_is_asked_before_it_is_made(default):
+    """From second moments that the summary needs anyway: they are computed once."""
+    assert [x.stage for x in default.launches if x.name == "moment"] == ["grouping"] * 2 + ["routing"] * 2
+
+
 def test_values_are_not_read_for_nan_alone(default):
     assert "broken" not in {launch.name for launch in default.launches}
 

@@ -60,10 +60,10 @@ def test_what_bounds_a_kernel():
     assert model.occupancy(code, H100) == 2
 
 
-@pytest.mark.parametrize(("gpu", "low"), [(H100, 1.15), (GPUS["4090"], 1.2)], ids=["sm_90", "sm_89"])
-def test_instructions_stay_near_a_plain_dense_kernel(gpu, low):
-    """The attention kernel's inner loop: at most 1.15 times that of a FlashAttention-2 style one. In a low
-    tile four warps load the keys that eight load in a tall one."""
+@pytest.mark.parametrize("gpu", [H100, GPUS["4090"]], ids=["sm_90", "sm_89"])
+def test_instructions_stay_near_a_plain_dense_kernel(gpu):
+    """The attention kernel's inner loop: at most 1.15 times that of a FlashAttention-2 style one, also in a
+    low tile, where four warps load the keys that eight load in a tall one."""
     from functools import partial
 
     from residua.execution.triton import TritonBackend, gate, gate_cases
@@ -74,8 +74,7 @@ def test_instructions_stay_near_a_plain_dense_kernel(gpu, low):
     codes = [model.read_code(k) for k in seen if k.metadata.name == "attend_kernel"]
     flash = yardstick(gpu, 128).products[0].instructions
     assert [len(code.products) for code in codes] == [3, 3]  # full tiles, cut tiles, summary
-    assert codes[0].products[0].instructions <= 1.15 * flash
-    assert codes[1].products[0].instructions <= low * flash
+    assert max(code.products[0].instructions for code in codes) <= 1.15 * flash
 
 
 def test_branches_in_all_their_forms():

@@ -5,6 +5,9 @@ Such a tensor has a device and no values, so whatever reads one on the host fail
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -68,6 +71,11 @@ def test_keys_and_values_are_sorted_once(default):
     assert [x.name for x in kept] == ["segment_mean", "key_covariance"]
 
 
+def test_whether_a_summary_would_serve_is_asked_before_it_is_made(default):
+    """From second moments that the summary needs anyway: they are computed once."""
+    assert [x.stage for x in default.launches if x.name == "moment"] == ["grouping"] * 2 + ["routing"] * 2
+
+
 def test_values_are_not_read_for_nan_alone(default):
     assert "broken" not in {launch.name for launch in default.launches}
 
@@ -108,6 +116,23 @@ def test_other_architectures(arch):
     assert_stays_on_the_device(trace)
     assert trace.kernels <= 250
     assert tiles_of(trace, Task(8192, 24)).utilisation >= 0.7
+
+
+IMAGINED = """
+from residua.bench.static.trace import trace_call
+from residua.config import Config
+trace_call(Config(), tokens=2048, heads=2, head_dim=128, arch=90)
+from residua.execution.triton import attend_tiles, gate, rows, small_kmeans, split
+with gate.compile_only(89):
+    print({module.architecture() for module in (attend_tiles, rows, small_kmeans, split)})
+"""
+
+
+def test_an_imagined_gpu_is_forgotten():
+    """Kernels that are first imported while a call is traced for one GPU still ask for which one they are
+    compiled. In a process of its own, where nothing has been imported yet."""
+    shown = subprocess.run([sys.executable, "-c", IMAGINED], capture_output=True, text=True, check=False)
+    assert shown.stdout.strip() == "{89}", shown.stderr
 
 
 def test_a_read_of_a_value_would_be_noticed():

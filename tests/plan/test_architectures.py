@@ -158,7 +158,7 @@ def test_presets_and_limits_are_those_of_the_integration() -> None:
 
 
 def test_every_alias_names_a_model() -> None:
-    from residua.plan.models import ALIASES
+    from residua.plan.aliases import ALIASES
     from residua.plan.request import find_model
 
     assert set(ALIASES.values()) <= set(MODELS)

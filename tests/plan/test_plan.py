@@ -10,9 +10,9 @@ import pytest
 from residua import Config
 from residua.errors import InputError
 from residua.plan import MACHINES, MODELS, Plan, calls, make_plan
+from residua.plan.aliases import ALIASES
 from residua.plan.local import READERS
 from residua.plan.memory import OFFLOADS, matrix_parameters
-from residua.plan.models import ALIASES
 from residua.sizing import default_groups, summary_groups
 
 PAPER = ("hunyuanvideo", "wan2.2-i2v-a14b", "cosmos-predict2.5-14b", "cosmos3-nano-16b")

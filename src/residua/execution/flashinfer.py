@@ -25,7 +25,7 @@ from ..errors import BackendError
 from ..types import Route, SummaryKeys
 from .backend import BACKENDS, Demand
 from .triton import TritonBackend
-from .triton.backend import entry, explained, missing_triton
+from .triton.entry import entry, explained, missing_triton
 
 MIN_VERSION = (0, 7)
 CAPABILITIES = ((8, 0), (9, 0))  # GPUs for which its fa2 and fa3 kernels are the fastest known

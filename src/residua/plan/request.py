@@ -12,11 +12,12 @@ from ..errors import InputError
 from ..integration.quality import DEFAULT_QUALITY, find_quality
 from ..spelling import did_you_mean
 from . import cost
+from .aliases import ALIASES
 from .architecture import Architecture
 from .calls import time_call
 from .local import read_architecture
 from .memory import count_memory, find_offload, moved_weights
-from .models import ALIASES, MODELS
+from .models import MODELS
 from .plan import Plan
 from .speeds import find_machine
 

@@ -48,9 +48,7 @@ class Anchored(Summarised):
             "covariances": HeadCost(rows * rank + mixing, rank / call.shares),
         }
 
-    def scatter(self, grouped: GroupedCall) -> Scatter | None:
-        if grouped.call.q.device.type != "cpu":  # a GPU launches as little as it can
-            return None
+    def scatter(self, grouped: GroupedCall) -> Scatter:
         return Scatter.of(grouped.call, grouped.grouping, grouped.backend)
 
     def summary_keys(

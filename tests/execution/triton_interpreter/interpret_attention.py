@@ -20,10 +20,11 @@ from cases import (
 from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
+from residua.execution.triton.constants import SPLIT_BITS
 from residua.execution.triton.drift import drift_rows
 from residua.execution.triton.rows import split_keys
 from residua.execution.triton.schedule import schedule_tiles
-from residua.execution.triton.shapes import FALLBACK_PROCESSORS
+from residua.execution.triton.shapes import FALLBACK_PROCESSORS, imagined_gpu
 from residua.types import MAX_BEND, Partition, Route, SummaryKeys
 
 BACKEND = TritonBackend()
@@ -120,9 +121,8 @@ def test_drift(dtype, dim, rank):
 
 @pytest.mark.parametrize(("dim", "value_dim"), [(128, 128), (64, 64), (72, 96), (20, 40)])
 @pytest.mark.parametrize("kind", ["no summary", "summary", "drift"])
-def test_low_tiles_of_gpus_whose_warps_multiply_alone(monkeypatch, kind, dim, value_dim):
+def test_low_tiles_of_gpus_whose_warps_multiply_alone(kind, dim, value_dim):
     """There a low tile keeps its output in two halves."""
-    monkeypatch.setattr("residua.execution.triton.attend_tiles.architecture", lambda: 89)
     heads, queries, keys, groups, slots = 2, 170, 90, 4, 19
     q = random(1, heads, queries, dim, dtype=torch.float16)
     k, v = (random(1, 1, keys, d, dtype=torch.float16, seed=s) for d, s in ((dim, 1), (value_dim, 2)))
@@ -133,7 +133,8 @@ def test_low_tiles_of_gpus_whose_warps_multiply_alone(monkeypatch, kind, dim, va
         drift = replace(drift, slope=random(1, heads, groups, 16, value_dim, seed=14) / 16)
     weight = random(1, heads, groups, slots, seed=5)
     pairs = [random(1, heads, groups, slots, d, dtype=torch.float16, seed=d) for d in (dim, value_dim)]
-    check(q, k, v, route, None if kind == "no summary" else SummaryKeys(*pairs, weight, drift))
+    with imagined_gpu(89):
+        check(q, k, v, route, None if kind == "no summary" else SummaryKeys(*pairs, weight, drift))
 
 
 def test_coordinates_of_16_bit_rows_keep_the_digits_of_fp32():
@@ -217,7 +218,7 @@ def tile_tokens(schedule, head, group, tile_keys):
     found = []
     for number in range(full + cut):
         first, word, other = table[number] if number < full else table[len(table) - 1 - (number - full)]
-        split, live = (word, tile_keys) if number < full else (word & 65535, word >> 16)
+        live, split = (tile_keys, word) if number < full else divmod(word, 1 << SPLIT_BITS.value)
         found.append([(first if i < split else other) + i for i in range(live)])
     return found, full
 

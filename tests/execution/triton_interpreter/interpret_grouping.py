@@ -10,6 +10,7 @@ from residua.execution import plain
 from residua.execution.plain.grouping import RMS_FLOOR
 from residua.execution.reference import Reference
 from residua.execution.triton import TritonBackend
+from residua.execution.triton.shapes import imagined_gpu
 from residua.execution.triton.sort import sort_labels
 from residua.subspace import leading_basis, leading_factor
 from residua.types import Partition
@@ -115,12 +116,12 @@ def test_sorting_over_several_stretches(tokens, groups):
 
 @pytest.mark.parametrize(("rows", "groups", "rank"), [(70, 5, 32), (130, 64, 128), (9, 3, 20)])
 @pytest.mark.parametrize("arch", [90, 89])
-def test_a_small_clustering_in_one_launch_is_that_of_single_steps(monkeypatch, arch, rows, groups, rank):
+def test_a_small_clustering_in_one_launch_is_that_of_single_steps(arch, rows, groups, rank):
     x, centres = random(2, rows, rank), random(2, groups, rank, seed=1)
     x[0, 3] = torch.nan  # counts as 0
     centres[:, -1] = 1e4  # nobody's nearest
-    monkeypatch.setattr("residua.execution.triton.small_kmeans.architecture", lambda: arch)
-    labels, means, sizes = BACKEND.lloyd(x, centres, 3, None)
+    with imagined_gpu(arch):
+        labels, means, sizes = BACKEND.lloyd(x, centres, 3, None)
     wanted_centres = centres
     for _ in range(3):
         wanted, wanted_centres, wanted_sizes = plain.kmeans_step(x.nan_to_num(nan=0.0), wanted_centres, None)

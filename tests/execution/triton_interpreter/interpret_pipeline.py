@@ -8,7 +8,7 @@ from cases import random
 
 import residua
 from residua.execution import run
-from residua.types import Partition, Route
+from residua.types import Choice, Partition, Route
 
 SETTINGS = {
     "query_groups": 5,
@@ -50,6 +50,20 @@ def test_a_call_equals_the_portable_one(options):
         torch.testing.assert_close(out, wanted, atol=1e-4, rtol=1e-4)
         assert receipt.error == pytest.approx(wanted_receipt.error, rel=1e-2)
         assert receipt.error > 1e-3  # there is something to approximate
+
+
+def test_heads_whose_scores_an_expansion_leaves_out_do_without_one():
+    """The guard that is asked before a summary is made (docs/decisions/0016-concentrated-heads.md)."""
+    q, k, v = call(torch.float32)
+    q = q * torch.tensor([1.0, 40.0, 1.0, 40.0]).view(1, 4, 1, 1)
+    choices = []
+    for backend in ("triton", "portable"):
+        config = residua.Config(backend=backend, **SETTINGS)
+        out, receipt = residua.attention(q, k, v, config, return_receipt=True)
+        choices.append(receipt.choice_per_head.tolist())
+        assert out.isfinite().all()
+    assert choices[0] == choices[1]
+    assert [choice == Choice.PLAIN for choice in choices[0][0]] == [False, True, False, True]
 
 
 def test_half_precision_stays_near_dense_attention():

@@ -3,7 +3,7 @@ and the tiles that the kernels would cut are counted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -54,11 +54,13 @@ class RouteTiles:
 
 @lru_cache(maxsize=16)
 def real_route(tokens: int, head_dim: int, density: float, concentration: str = "medium") -> Route:
-    """The route of one head of a synthetic call."""
+    """The route of one head of a synthetic call, as it would be on a GPU."""
     config = Config(density=density, kmeans_cold=LLOYD_STEPS)
     recipe = VideoLike(grid_for(tokens), 1, head_dim, CONCENTRATIONS[concentration])
     call = validate(*video_like(recipe))
-    backend, sizes = choose_backend("auto", Demand.of(call)), resolve(config, call)
+    backend = choose_backend("auto", Demand.of(call))
+    # as many groups as on a GPU: tensors without memory are not on the CPU either
+    sizes = resolve(config, replace(call, q=call.q.to("meta")))
     with torch.no_grad(), backend.session():
         grouping = group_tokens(call, config, sizes, None, backend)
         grouped = GroupedCall(call, config, sizes, grouping, budget.allowance(call, config, None), backend)

@@ -82,8 +82,8 @@ def write(names: Sequence[str]) -> None:
     are."""
     codes: Codes = {}
     for name in names:
-        kept = json.loads(FILE.read_text())["calls"] if FILE.exists() else []
         made = make_table([name], codes=codes)["calls"]
+        kept = json.loads(FILE.read_text())["calls"] if FILE.exists() else []
         rows = [row for row in kept if row["gpu"] != name] + made
         rows.sort(key=lambda row: (list(GPUS).index(row["gpu"]), row["tokens"], row["density"]))
         lines = ",\n  ".join(json.dumps(row) for row in rows)

@@ -234,17 +234,15 @@ def trace_call(
         warm: trace the second call of a state, not the first.
         receipt: whether the receipt is asked for as well.
     """
+    from ...execution.triton.shapes import imagined_gpu
+
     module = importlib.import_module("residua.attention")
     trace, stage = Trace(), ["other"]
     span = (tokens - text, tokens) if text else None
     with (
         fake_cuda(processors),
         mock.patch.object(module, "choose_backend", lambda *_: TritonBackend()),
-        mock.patch("residua.execution.triton.shapes.architecture", lambda: arch),
-        mock.patch("residua.execution.triton.attend_tiles.architecture", lambda: arch),
-        mock.patch("residua.execution.triton.rows.architecture", lambda: arch),
-        mock.patch("residua.execution.triton.small_kmeans.architecture", lambda: arch),
-        mock.patch("residua.execution.triton.split.architecture", lambda: arch),
+        imagined_gpu(arch),
         _stages(stage),
         recorded_launches(trace, stage),
     ):

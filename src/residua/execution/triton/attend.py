@@ -7,8 +7,6 @@ no mask; the few that are cut come after it, then the summary of what is skipped
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from ...types import Route, SummaryKeys
 from .attend_tiles import columns_of, low_tiles, tiles_for
+from .constants import LN_2, LOG2_E, SPLIT_BITS, SPLIT_MASK
 from .drift import drift_rows
 from .schedule import schedule_tiles, tile_group, tile_rows
 from .shapes import padded, positive_scale, precision
@@ -116,8 +115,9 @@ def attend_kernel(
     KEY_TILES += (room - 1) * 3
     for t in tl.range(0, cut, num_stages=1):
         word = tl.load(KEY_TILES - t * 3 + 1)
-        live = offsets < word >> 16
-        at = tl.where(offsets < (word & 65535), tl.load(KEY_TILES - t * 3), tl.load(KEY_TILES - t * 3 + 2))
+        live = offsets < (word >> SPLIT_BITS)
+        split = word & SPLIT_MASK
+        at = tl.where(offsets < split, tl.load(KEY_TILES - t * 3), tl.load(KEY_TILES - t * 3 + 2))
         at = (at + offsets).to(tl.int64)
         k = tl.load(K + at[None, :] * BD + dims[:, None], mask=live[None, :], other=0.0)
         v = tl.load(V + at[:, None] * BDV + cols[None, :], mask=live[:, None], other=0.0)
@@ -139,7 +139,7 @@ def attend_kernel(
             rows = tl.load(
                 ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
             )
-            bend = tl.load(BEND + head * NQ + rows, mask=index < stop, other=0.0) * 1.4426950408889634
+            bend = tl.load(BEND + head * NQ + rows, mask=index < stop, other=0.0) * LOG2_E
             on = tl.zeros([], tl.int32)
         for t in tl.range(0, T, BT, num_stages=1, disable_licm=not DRIFT):
             slots = t + tl.arange(0, BT)
@@ -158,7 +158,7 @@ def attend_kernel(
                 again = SUMMARY_K + at[None, :] * D + dims[:, None]
                 k = tl.load(again, mask=own, other=0.0, eviction_policy="evict_first").to(tl.float32)
                 scores = tl.dot(q, (k - k.to(q.dtype).to(tl.float32)).to(q.dtype), scores)
-            scores = scores * scale + weight[None, :] * 1.4426950408889634
+            scores = scores * scale + weight[None, :] * LOG2_E
             if DRIFT:
                 scores += bend[:, None]
                 on = tl.maximum(on, tl.max(live.to(tl.int32), 0))
@@ -201,7 +201,7 @@ def attend_kernel(
 
     # nothing kept: 0 and -inf. A sum of 0 over kept keys is dense attention's 0 / 0 and stays NaN
     empty = (full + cut == 0) & (total == 0.0)
-    lse = (tl.where(empty, 0.0, top) + tl.log2(total)) * 0.6931471805599453
+    lse = (tl.where(empty, 0.0, top) + tl.log2(total)) * LN_2
     total = tl.where(empty, 1.0, total)
     acc /= total[:, None]
     OUT += head * NQ * DV
@@ -277,7 +277,7 @@ def attend(
             schedule.key_tiles.shape[3],
             tiles,
             *q.stride(),
-            scale * math.log2(math.e),
+            scale * LOG2_E.value,
             D=dim,
             DV=value_dim,
             BM=tile.rows,

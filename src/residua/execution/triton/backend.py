@@ -2,81 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
-from importlib.metadata import version
-from importlib.util import find_spec
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...errors import BackendError, ResiduaError
 from ...types import Drift, Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
+from .entry import device_guard, entry, explained, interpreting, missing_triton
+from .session import SESSION
 
 MIN_CAPABILITY = (8, 0)
-MIN_TRITON = (3, 5)  # as in pyproject.toml
-_SESSION = threading.local()  # what one call of this thread shares between its stages
-
-
-def interpreting() -> bool:
-    """Whether Triton runs kernels as Python on CPU tensors: for tests, thousands of times slower."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def missing_triton() -> str | None:
-    """Why Triton kernels cannot run on this machine at all, or None."""
-    if find_spec("triton") is None:
-        return "Triton is not installed: pip install 'residua[gpu]'"
-    found = version("triton")
-    if tuple(int(part) for part in found.split(".")[:2]) < MIN_TRITON:
-        return f"Triton {found}: the kernels need {'.'.join(map(str, MIN_TRITON))} or newer, so a newer torch"
-    if not interpreting() and not torch.cuda.is_available():
-        return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on CPU tensors, for tests only)"
-    return None
-
-
-@contextmanager
-def explained(library: str, way_out: str) -> Iterator[None]:
-    """Also a decorator. Libraries compile their kernels on first use; a failure must name the way out."""
-    try:
-        yield
-    except (ResiduaError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        # Triton's errors are not importable without Triton, so they are told by where they come from
-        if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("triton."):
-            raise
-        raise BackendError(f"{library} failed: {str(error).strip()}. Use backend={way_out!r}") from error
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def device_guard(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes the GPU that holds a call's tensors the current one: Triton launches on the current device and
-    its stream, wherever the tensors are."""
-    if device.type == "cuda" and torch.cuda.is_available():
-        return torch.cuda.device(device)
-    return nullcontext()
-
-
-def entry(primitive: Callable[P, T]) -> Callable[P, T]:
-    """Wraps a primitive: on the device of its first tensor, with errors that name the way out."""
-
-    @wraps(primitive)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        tensor = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        device = tensor.device if tensor is not None else torch.device("cpu")
-        with device_guard(device), explained("Triton", "portable"):
-            return primitive(*args, **kwargs)
-
-    return wrapped
 
 
 @BACKENDS.register
@@ -113,12 +51,8 @@ class TritonBackend(Backend):
     @contextmanager
     def session(self) -> Iterator[None]:
         """Inside, rows that are wanted in the same order again are gathered once."""
-        outer = (getattr(_SESSION, "gathered", None), getattr(_SESSION, "lost", None))
-        _SESSION.gathered, _SESSION.lost = {}, {}
-        try:
+        with SESSION.opened():
             yield
-        finally:
-            _SESSION.gathered, _SESSION.lost = outer
 
     def group_major(self, x: Tensor, kv: Partition, values: bool = False) -> Tensor:
         """Rows of x [B, Hkv, N, D] in the order of their groups, zeros behind column D up to the width of a
@@ -126,18 +60,15 @@ class TritonBackend(Backend):
         from .permute import gather_noting, gather_rows
         from .shapes import padded
 
-        known = getattr(_SESSION, "gathered", None)
-        # x and the order are held by the entry, so that no other tensor can take over their identity
-        key = (id(x), id(kv.order))
-        if known is not None and key in known:
-            return known[key][0]
-        if known is None or not values or not kv.groups:
-            found = gather_rows(x, kv.order, padded(x.shape[-1]))
-        else:
+        found = SESSION.rows(x, kv.order)
+        if found is not None:
+            return found
+        if SESSION.active and values and kv.groups:
             found, lost = gather_noting(x, kv.order, kv.offsets, padded(x.shape[-1]))
-            _SESSION.lost[id(x)] = (lost, x)
-        if known is not None:
-            known[key] = (found, x, kv.order)
+            SESSION.note_lost(x, lost)
+        else:
+            found = gather_rows(x, kv.order, padded(x.shape[-1]))
+        SESSION.hold_rows(x, kv.order, found)
         return found
 
     @entry
@@ -176,11 +107,10 @@ class TritonBackend(Backend):
         from .segments import segment_means
         from .shapes import padded
 
-        known = getattr(_SESSION, "gathered", None)
-        if known is None:
+        if not SESSION.active:
             return self.group_means(x, partition)
         rows = torch.empty(*x.shape[:3], padded(x.shape[-1]), dtype=x.dtype, device=x.device)
-        known[id(x), id(partition.order)] = (rows, x, partition.order)
+        SESSION.hold_rows(x, partition.order, rows)
         return segment_means(x, partition.order, partition.offsets, keep=rows)
 
     @entry
@@ -203,8 +133,8 @@ class TritonBackend(Backend):
         from .attend import attend
 
         keys, values = self.group_major(k, route.kv), self.group_major(v, route.kv, values=True)
-        if q.shape[2] >= k.shape[2] and getattr(_SESSION, "gathered", None):
-            _SESSION.gathered.clear()  # after all rows have attended, nobody wants the copies again
+        if q.shape[2] >= k.shape[2]:  # after all rows have attended, nobody wants the copies again
+            SESSION.release_rows()
         return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
 
     @entry
@@ -324,8 +254,8 @@ class TritonBackend(Backend):
     def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
         from .broken import lost_channels
 
-        noted = (getattr(_SESSION, "lost", None) or {}).get(id(v))
-        return noted[0] > 0 if noted is not None else lost_channels(v, mask)
+        noted = SESSION.lost(v)
+        return noted > 0 if noted is not None else lost_channels(v, mask)
 
     @entry
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
@@ -380,18 +310,17 @@ class TritonBackend(Backend):
         from .covariance import key_covariance
         from .shapes import padded
 
-        known = getattr(_SESSION, "gathered", None)
         keep: tuple[Tensor, Tensor] | None = None
         values, keys = v, self.group_major(k, kv)
         # of fp32 and many columns that kernel has no registers left to sort them as well
         wide = v.dtype == torch.float32 and padded(max(k.shape[-1], v.shape[-1])) > 128
-        if known is None or wide or (id(v), id(kv.order)) in known:
+        if not SESSION.active or wide or SESSION.rows(v, kv.order) is not None:
             values = self.group_major(v, kv, values=True)
         else:  # they are read in group order here for the first time
             rows = torch.empty(*v.shape[:3], padded(v.shape[-1]), dtype=v.dtype, device=v.device)
             keep = (rows, torch.zeros(*v.shape[:2], v.shape[-1], dtype=torch.int32, device=v.device))
-            known[id(v), id(kv.order)] = (rows, v, kv.order)
-            _SESSION.lost[id(v)] = (keep[1], v)
+            SESSION.hold_rows(v, kv.order, rows)
+            SESSION.note_lost(v, keep[1])
         covariance, variance = key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep)
         if pool is not None:
             share = plain.pooled_share(share, kv, pool, pools, self.matmul)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...types import Partition
 from .broken import note_lost
 from .parts import add_product
-from .shapes import padded
+from .shapes import FRUGAL_GPUS, architecture, padded
 
 
 @triton.jit
@@ -235,6 +235,6 @@ def key_covariance(
             BDV=value_width,
             GATHER=keep is not None,
             num_warps=8 if max(width, value_width) > 128 and keys.dtype == torch.float32 else 4,
-            num_stages=2,
+            num_stages=1 if width <= 64 and architecture() in FRUGAL_GPUS else 2,
         )
     return covariance, variance

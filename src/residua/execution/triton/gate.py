@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from ...errors import BackendError
-from .backend import TritonBackend, interpreting
+from .backend import TritonBackend
 from .cubin import disassemble, spilled, usage
+from .entry import interpreting
 from .gate_cases import Case, cases
 
 if TYPE_CHECKING:

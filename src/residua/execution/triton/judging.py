@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import MAX_BEND, Drift, SummaryKeys
+from .constants import WITH_DRIFT, WITHOUT_DRIFT
 from .shapes import cdiv, padded
 
 TINY = torch.finfo(torch.float32).tiny
@@ -150,11 +151,11 @@ def switch_kernel(
     choice = tl.load(CHOICE + head)
     step = blocks * BLOCK
     place = pid % blocks * BLOCK + tl.arange(0, BLOCK)
-    if choice > 1:
+    if choice > WITHOUT_DRIFT:
         for first in range(0, weights, step):
             at = first + place
             tl.store(WEIGHT + head * weights + at, -float("inf"), mask=at < weights)
-    if DRIFT and choice > 0:
+    if DRIFT and choice > WITH_DRIFT:
         for first in range(0, curves, step):
             at = first + place
             tl.store(CURVE + head * curves + at, 0.0, mask=at < curves)

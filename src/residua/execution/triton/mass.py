@@ -3,13 +3,12 @@
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .constants import LN_2, LOG2_E
 from .parts import add_product
 from .shapes import Tiles, cdiv, padded, precision
 
@@ -67,7 +66,7 @@ def mass_kernel(
             total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(scores - safe[:, None]), 1)
             top = new_top
         # log2 of a total of 0 is the -inf of an empty group
-        mass = (tl.where(top == -float("inf"), 0.0, top) + tl.log2(total)) * 0.6931471805599453
+        mass = (tl.where(top == -float("inf"), 0.0, top) + tl.log2(total)) * LN_2
         tl.store(OUT + (head * CQ + anchors) * CK + group, mass, mask=anchors < CQ)
 
 
@@ -101,7 +100,7 @@ def cell_mass(anchors: Tensor, keys: Tensor, offsets: Tensor, scale: float) -> T
         count,
         tiles,
         spans,
-        scale * math.log2(math.e),
+        scale * LOG2_E.value,
         D=dim,
         BM=size.rows,
         BN=size.keys,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..plain.grouping import RMS_FLOOR
 from .kmeans import only_finite
-from .shapes import cdiv, padded
+from .shapes import FRUGAL_GPUS, architecture, cdiv, padded
 
 
 @triton.jit
@@ -97,6 +97,6 @@ def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = tor
         BR=padded(rank),
         NORMALISE=normalise,
         num_warps=4 if rank <= 64 else 8,
-        num_stages=2,
+        num_stages=1 if rank > 64 and architecture() in FRUGAL_GPUS else 2,
     )
     return out

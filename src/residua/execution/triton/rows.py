@@ -4,13 +4,12 @@ parts are merged in a fixed order, so repeats are bit-identical."""
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .constants import LN_2, LOG2_E
 from .shapes import WARP_GROUP_GPUS, Tiles, architecture, cdiv, padded, positive_scale, precision, processors
 from .softmax import fold
 
@@ -123,7 +122,7 @@ def merge_kernel(
     # a row whose keys are all padding is 0, its log-sum-exp -inf
     tl.store(OUT + pid * DV + cols, acc / tl.where(total == 0.0, 1.0, total), mask=cols < DV)
     safe = tl.where(top == -float("inf"), 0.0, top)
-    tl.store(LSE + pid, (safe + tl.log2(total)) * 0.6931471805599453)
+    tl.store(LSE + pid, (safe + tl.log2(total)) * LN_2)
 
 
 def tiles_for(width: int, dtype: torch.dtype, many: bool, ragged: bool) -> Tiles:
@@ -181,7 +180,7 @@ def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, sca
         *rows.stride(),
         *k.stride(),
         *v.stride(),
-        scale * math.log2(math.e),
+        scale * LOG2_E.value,
         D=dim,
         DV=value_dim,
         BM=size.rows,

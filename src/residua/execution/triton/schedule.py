@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Route
+from .constants import SPLIT_BITS
 from .shapes import cdiv, padded
 
 
@@ -125,7 +126,9 @@ def key_tiles_kernel(
             # the second run goes on where the first one ended, so its base lies `taken` keys before it
             place = tl.where(live == wanted, full, room - 1 - cut)
             tl.store(TILES + place * 3, first)
-            tl.store(TILES + place * 3 + 1, tl.where(live == wanted, taken, taken | (taken + live) << 16))
+            tl.store(
+                TILES + place * 3 + 1, tl.where(live == wanted, taken, taken | (taken + live) << SPLIT_BITS)
+            )
             tl.store(TILES + place * 3 + 2, begin - taken)
             full += (live == wanted).to(tl.int32)
             cut += (live < wanted).to(tl.int32)
@@ -142,7 +145,7 @@ def key_tiles_kernel(
     if taken > 0:
         place = room - 1 - cut
         tl.store(TILES + place * 3, first)
-        tl.store(TILES + place * 3 + 1, taken | taken << 16)
+        tl.store(TILES + place * 3 + 1, taken | taken << SPLIT_BITS)
         tl.store(TILES + place * 3 + 2, first)
         cut += 1
     tl.store(COUNTS + row * 2, full)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .backend import interpreting
+from .entry import interpreting
 
 if interpreting():
     from .interpreter import widen_bf16_products
@@ -15,8 +18,10 @@ if interpreting():
     widen_bf16_products()
 
 WARP_GROUP_GPUS = (90, 100, 103)  # four warps multiply 64 rows together: wgmma, tcgen05
+FRUGAL_GPUS = (100, 103)  # their assembler rather spills than takes registers for a pipeline of loads
 NEWEST = 90  # the architecture that is assumed without a device to ask
 FALLBACK_PROCESSORS = 108  # without a device to ask (interpreter, compile gate): an A100
+_IMAGINED: ContextVar[int | None] = ContextVar("imagined architecture", default=None)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,9 @@ def precision(dtype: torch.dtype, width: int) -> str:
 def architecture() -> int:
     """Compute capability of the GPU that kernels are compiled for now, as in sm_90. Without one (interpreter,
     tensors without memory) what an H100 would run is taken."""
+    imagined = _IMAGINED.get()
+    if imagined is not None:
+        return imagined
     if interpreting():
         return NEWEST
     from triton.runtime import driver
@@ -55,6 +63,16 @@ def architecture() -> int:
         return int(driver.active.get_current_target().arch)
     except RuntimeError:  # Triton finds no driver
         return NEWEST
+
+
+@contextmanager
+def imagined_gpu(arch: int) -> Iterator[None]:
+    """Inside, the launchers choose for sm_`arch`, whatever this machine has."""
+    before = _IMAGINED.set(arch)
+    try:
+        yield
+    finally:
+        _IMAGINED.reset(before)
 
 
 def processors(x: Tensor) -> int:

@@ -14,16 +14,17 @@ stored: rounded keys are exact at their anchor all the same.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .constants import LN_2, LOG2_E
 from .parts import add_product
 from .shapes import Tiles, cdiv, padded
 
+# weights are counted in units of 2^-DIGITS: small ones stay above what 16 bits can hold
+DIGITS = tl.constexpr(12)
 PROGRAMS_PER_TILE = 8  # over which the neighbourhoods of a tile of anchors are split
 
 
@@ -33,15 +34,15 @@ def put_mean(
     D: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
     """Stores the mean keys and values of a slot of each anchor `row` [BM], and the log-weights with which the
-    keys have the slots' masses (base 2, in units of 2^-12) at the anchors."""
+    keys have the slots' masses (base 2, in units of 2^-DIGITS) at the anchors."""
     at = row * T + slot
     share = tl.where(total == 0.0, 0.0, 1.0 / total)[:, None]
     mean = (sum_k * share).to(OUT_K.dtype.element_ty)
     # read again rather than held in registers through the loops
     own = mask[:, None] & (dims < D)[None, :]
     a = tl.load(ANCHORS + row[:, None] * D + dims[None, :], mask=own, other=0.0, eviction_policy="evict_last")
-    weight = mass + 12 - tl.sum(a * mean.to(tl.float32), 1) * scale
-    tl.store(OUT_W + at, weight * 0.6931471805599453, mask=mask)
+    weight = mass + DIGITS - tl.sum(a * mean.to(tl.float32), 1) * scale
+    tl.store(OUT_W + at, weight * LN_2, mask=mask)
     at = at[:, None]
     tl.store(OUT_K + at * D + dims[None, :], mean, mask=own)
     value = (sum_v * share).to(OUT_V.dtype.element_ty)
@@ -120,8 +121,7 @@ def slots_kernel(
             start = tl.load(OFFSETS + group).to(tl.int32)
             stop = tl.load(OFFSETS + group + 1).to(tl.int32)
             if (stop > start) & (tl.max(slot, 0) >= 0):
-                # weights are counted in units of 2^-12: small ones stay above what 16 bits can hold
-                mass = tl.load(MASS + row * T + slot, mask=slot >= 0, other=0.0) * 1.4426950408889634 - 12
+                mass = tl.load(MASS + row * T + slot, mask=slot >= 0, other=0.0) * LOG2_E - DIGITS
                 own_k = tl.zeros([BM, BD], tl.float32)
                 own_v = tl.zeros([BM, BDV], tl.float32)
                 own_sum = tl.zeros([BM], tl.float32)
@@ -147,7 +147,7 @@ def slots_kernel(
                 )  # fmt: skip
         # without shared slots there is one neighbourhood all the same, of groups with slots of their own
         shared = here & (single + hood < T)
-        mass = tl.load(MASS + row * T + single + hood, mask=shared, other=0.0) * 1.4426950408889634 - 12
+        mass = tl.load(MASS + row * T + single + hood, mask=shared, other=0.0) * LOG2_E - DIGITS
         put_mean(
             OUT_K, OUT_V, OUT_W, ANCHORS, shared_k, shared_v, shared_sum, mass, row, single + hood, shared,
             dims, cols, T, scale, D, DV,
@@ -230,7 +230,7 @@ def slot_means(
         cdiv(hoods, parts),
         tiles,
         parts,
-        scale * math.log2(math.e),
+        scale * LOG2_E.value,
         D=dim,
         DV=value_dim,
         BM=size.rows,

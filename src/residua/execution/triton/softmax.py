@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .constants import LOWEST
+
 
 @triton.jit
 def weigh(scores, scale, top, total):
@@ -17,7 +19,7 @@ def weigh(scores, scale, top, total):
     """
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)
     # a tile of nothing but -inf must not turn into NaN through -inf - -inf
-    safe = tl.where(new_top == -float("inf"), 0.0, new_top)
+    safe = tl.maximum(new_top, LOWEST)
     p = tl.exp2(scores * scale - safe[:, None])
     fade = tl.exp2(top - safe)
     return p, fade, new_top, total * fade + tl.sum(p, 1)

@@ -6,14 +6,13 @@ The keys are split as in rows.py, and the parts of both sums are merged in a fix
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ...types import Partition
+from .constants import LOG2_E
 from .rows import merge_parts, split_keys
 from .shapes import Tiles, architecture, cdiv, padded, positive_scale, precision, processors
 from .softmax import fold
@@ -161,7 +160,7 @@ def split_rows(
             *rows.stride(),
             *k.stride(),
             *v.stride(),
-            scale * math.log2(math.e),
+            scale * LOG2_E.value,
             D=dim,
             DV=value_dim,
             BM=size.rows,

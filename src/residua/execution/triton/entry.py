@@ -1,0 +1,75 @@
+"""How a primitive of the Triton backend is entered: whether Triton can run, on which device, and what its
+failures say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...errors import BackendError, ResiduaError
+
+MIN_TRITON = (3, 5)  # as in pyproject.toml
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels as Python on CPU tensors: for tests, thousands of times slower."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def missing_triton() -> str | None:
+    """Why Triton kernels cannot run on this machine at all, or None."""
+    if find_spec("triton") is None:
+        return "Triton is not installed: pip install 'residua[gpu]'"
+    found = version("triton")
+    if tuple(int(part) for part in found.split(".")[:2]) < MIN_TRITON:
+        return f"Triton {found}: the kernels need {'.'.join(map(str, MIN_TRITON))} or newer, so a newer torch"
+    if not interpreting() and not torch.cuda.is_available():
+        return "no CUDA device (TRITON_INTERPRET=1 runs the kernels on CPU tensors, for tests only)"
+    return None
+
+
+@contextmanager
+def explained(library: str, way_out: str) -> Iterator[None]:
+    """Also a decorator. Libraries compile their kernels on first use; a failure must name the way out."""
+    try:
+        yield
+    except (ResiduaError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # Triton's errors are not importable without Triton, so they are told by where they come from
+        if not isinstance(error, RuntimeError) and not type(error).__module__.startswith("triton."):
+            raise
+        raise BackendError(f"{library} failed: {str(error).strip()}. Use backend={way_out!r}") from error
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def device_guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes the GPU that holds a call's tensors the current one: Triton launches on the current device and
+    its stream, wherever the tensors are."""
+    if device.type == "cuda" and torch.cuda.is_available():
+        return torch.cuda.device(device)
+    return nullcontext()
+
+
+def entry(primitive: Callable[P, T]) -> Callable[P, T]:
+    """Wraps a primitive: on the device of its first tensor, with errors that name the way out."""
+
+    @wraps(primitive)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        tensor = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
+        device = tensor.device if tensor is not None else torch.device("cpu")
+        with device_guard(device), explained("Triton", "portable"):
+            return primitive(*args, **kwargs)
+
+    return wrapped

@@ -66,7 +66,7 @@ def test_the_output_is_the_papers_formula(partition, subspace, dim, value_dim):
 
 
 @pytest.mark.parametrize("score", ["mass", "centroid"])
-def test_without_repair_it_is_hard_drop(score):
+def test_without_reconstruction_it_is_hard_drop(score):
     q, k, v = qkv(2, 4, 2, 300, 280)
     config = small(reconstruction="none", score=score)
     out, receipt = attention(q, k, v, config, return_receipt=True)
@@ -95,7 +95,7 @@ def test_density_one_is_dense(dtype, queries, keys, backend, reconstruction):
 
 @pytest.mark.parametrize("reconstruction", sorted(RECONSTRUCTIONS))
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 40), st.sampled_from([0.3, 0.9]))
-def test_one_cell_of_everything_is_dense_and_repair_changes_nothing(
+def test_one_cell_of_everything_is_dense_and_reconstruction_changes_nothing(
     reconstruction, seed, queries, keys, density
 ):
     """With one K/V group every row sees every key: the residual is zero, and so is its reconstruction."""

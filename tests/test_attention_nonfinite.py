@@ -71,7 +71,7 @@ def test_these_calls_have_tails():
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_without_repair_rows_that_skip_a_bad_value_are_bit_identical(value):
+def test_without_reconstruction_rows_that_skip_a_bad_value_are_bit_identical(value):
     q, k, v = qkv()
     clean = attention(q, k, v, small(reconstruction="none"))
     v[0, :, 33] = value

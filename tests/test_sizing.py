@@ -47,7 +47,7 @@ def test_every_clamp_leaves_a_note():
         assert any(note.startswith(f"{name} clamped to") for note in sizes.notes), name
 
 
-def test_calls_that_repair_nothing_take_no_probes():
+def test_calls_that_reconstruct_nothing_take_no_probes():
     call = call_of(5000, 5000)
     assert resolve(Config(reconstruction="none"), call).probes == 0
     assert resolve(Config(density=1), call).probes == 0

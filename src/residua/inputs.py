@@ -92,6 +92,20 @@ def validate(
     )
 
 
+def key_padding(mask: Tensor, batch: int) -> Tensor | None:
+    """A boolean attention mask as [B, Nk], True where a key is valid; None if it differs between heads or
+    queries.
+
+    Args:
+        mask: [B or 1, Nk] or [B or 1, 1, 1, Nk].
+        batch: B of the call.
+    """
+    per_key = mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
+    if mask.dtype is not torch.bool or not per_key or mask.shape[0] not in (1, batch):
+        return None
+    return mask.reshape(mask.shape[0], math.prod(mask.shape[1:])).expand(batch, -1)
+
+
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):

@@ -7,6 +7,7 @@ from torch import Tensor
 from .attention import attention
 from .config import Config
 from .errors import InputError
+from .inputs import key_padding
 from .state import State
 
 
@@ -57,12 +58,7 @@ def sdpa(
 def _key_padding(mask: Tensor, batch: int, keys: int) -> Tensor:
     """The mask as [B, Nk] bool; refuses a mask that differs between heads or queries."""
     wanted = f"wanted key padding as bool [B, Nk] or [B, 1, 1, Nk] with B = {batch}, Nk = {keys}"
-    per_key = mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
-    if (
-        "bool" not in str(mask.dtype)
-        or not per_key
-        or mask.shape[0] not in (1, batch)
-        or mask.shape[-1] != keys
-    ):
+    found = key_padding(mask, batch)
+    if found is None or found.shape[1] != keys:
         raise InputError(f"attn_mask is {mask.dtype} {list(mask.shape)}: {wanted}; others stay with torch's")
-    return mask.reshape(mask.shape[0], keys).expand(batch, keys)
+    return found

@@ -68,13 +68,13 @@ def played(mean, steps, errors, max_error=None, norm=1.0):
     budget = SharedBudget()
     spent = {}
     for _ in range(steps):
-        for site in ("first", "second"):
-            allowed = budget.allowance(site, mean, max_error)
+        for owner in ("first", "second"):
+            allowed = budget.allowance(owner, mean, max_error)
             if allowed is None:
                 allowed = torch.full((1, 2), mean, dtype=torch.float64)
-            spent[site] = allowed
-            error = torch.tensor([[errors[site, h](float(allowed[0, h])) for h in range(2)]])
-            budget.learn(site, allowed, error, torch.full((1, 2), norm), torch.tensor(0.01).double(), 1e6)
+            spent[owner] = allowed
+            error = torch.tensor([[errors[owner, h](float(allowed[0, h])) for h in range(2)]])
+            budget.learn(owner, allowed, error, torch.full((1, 2), norm), torch.tensor(0.01).double(), 1e6)
     return spent
 
 
@@ -96,7 +96,7 @@ def test_a_bound_may_cost_more_than_the_budget():
     def hard(density):
         return 0.5 * (0.05 / density) ** 1.0
 
-    errors = {(site, h): hard for site in ("first", "second") for h in range(2)}
+    errors = {(owner, h): hard for owner in ("first", "second") for h in range(2)}
     spent = played(0.05, 5, errors, max_error=0.25)
     assert torch.allclose(spent["first"], torch.tensor(0.1).double(), rtol=0.05)
     unbounded = played(0.05, 5, errors)

@@ -1,4 +1,4 @@
-"""Attention of the native backend, on every instruction set of this machine, against the fp64 judge."""
+"""Attention of the native backend, on every instruction set of this machine, against the fp64 reference."""
 
 from __future__ import annotations
 
@@ -292,13 +292,6 @@ def test_repeats_and_thread_counts_are_bit_identical(isa, threads):
         results.append(backend.attend(q, k, v, route, SCALE))
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1])
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 @needs_library

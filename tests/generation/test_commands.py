@@ -298,7 +298,7 @@ def test_the_table_of_compare_fits_a_terminal(weights, elsewhere):
         assert word in found.output
 
 
-def test_compare_by_default_has_three_repairs():
+def test_compare_by_default_has_three_reconstructions():
     from residua.cli.compare import compare
 
     assert inspect.signature(compare).parameters["reconstructions"].default == "none,probe,anchored"

@@ -156,7 +156,7 @@ def test_compensation_of_single_keys_is_exact(truth, monkeypatch):
     task = task_at(0.22)
     monkeypatch.setattr(compensation, "CHUNK", 7 * task.keys)
     route = some_cells(task, selection.blocks(task, task.q, 12), singletons(task.k))
-    out, _ = compensation.merge(*task.attend(route), compensation.skipped_tail(task, route))
+    out, _ = compensation.merge(*task.attend(route), compensation.skipped_part(task, route))
     torch.testing.assert_close(out, truth, atol=2e-5, rtol=1e-4)
     error = svg_ear.compensation_error(task, route.query, route.kv)
     torch.testing.assert_close(error, torch.zeros_like(error), atol=1e-5, rtol=0)
@@ -168,7 +168,7 @@ def test_compensation_counts_rows_times_skipped_groups():
     task = task_at(0.22)
     route = some_cells(task, selection.blocks(task, task.q, 12), selection.blocks(task, task.k, 24))
     rows = torch.stack([(~route.cells[0, h][route.query.labels[0, h]]).sum() for h in range(2)])
-    assert compensation.tail_products(task, route) == int(rows.sum())
+    assert compensation.skipped_products(task, route) == int(rows.sum())
 
 
 def clustered(spread: float) -> Task:
@@ -193,7 +193,7 @@ def test_taylor_of_order_zero_is_the_centroid_compensation():
     task = clustered(0.3)
     route = some_cells(task, singletons(task.q), selection.from_places(task.k, torch.arange(60) // 10))
     score = selection.centroid_scores(task, route.query, route.kv)
-    expected, _ = compensation.merge(*task.attend(route), compensation.skipped_tail(task, route))
+    expected, _ = compensation.merge(*task.attend(route), compensation.skipped_part(task, route))
     torch.testing.assert_close(pisa.taylor(task, route, score, 0)[0], expected)
 
 

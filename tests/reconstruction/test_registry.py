@@ -19,7 +19,7 @@ def test_the_four_are_registered():
     assert policies == {"none": None, "probe": "stratified", "tail": "scattered", "anchored": "scattered"}
 
 
-def test_an_unknown_repair_is_refused_with_the_known_ones():
+def test_an_unknown_reconstruction_is_refused_with_the_known_ones():
     with pytest.raises(InputError, match=r"Config\.reconstruction='taill': wanted one of") as refused:
         Config(reconstruction="taill")
     assert all(repr(name) in str(refused.value) for name in RECONSTRUCTIONS)

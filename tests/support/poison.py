@@ -39,7 +39,7 @@ def poisoned_memory(byte: int = NAN) -> Iterator[None]:
     NaN may vanish in a comparison where a number would not, so there are two kinds."""
     functions = {name: getattr(torch, name) for name in MADE}
     methods = {name: getattr(Tensor, name) for name in METHODS}
-    handle = library.load().handle
+    handle = library.load().cdll
     for name, make in functions.items():
         setattr(torch, name, _poisoned(make, byte))
     for name, make in methods.items():

@@ -69,30 +69,30 @@ class SharedBudget:
         self._models.clear()
         self._allowed.clear()
 
-    def allowance(self, site: Hashable, mean: float, max_error: float | None) -> Tensor | None:
+    def allowance(self, owner: Hashable, mean: float, max_error: float | None) -> Tensor | None:
         """What the heads of a layer may spend in the coming call.
 
         Args:
-            site: Any key that identifies the layer and branch.
+            owner: Any key that identifies the layer and guidance branch.
             mean: The density to spend on average over all heads.
             max_error: A bound on each head's error that may cost more than the budget; None: no bound.
 
         Returns:
             [B, H] fp64, or None if the layer was not seen yet.
         """
-        if site not in self._models:
+        if owner not in self._models:
             return None
-        if site not in self._allowed:
+        if owner not in self._allowed:
             self._allowed = self._solve(mean, max_error)
-        return self._allowed.pop(site)
+        return self._allowed.pop(owner)
 
     def learn(
-        self, site: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float
+        self, owner: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float
     ) -> None:
         """Learns from a finished call.
 
         Args:
-            site: The same key as in `allowance`.
+            owner: The same key as in `allowance`.
             density: [B, H], what its heads were allowed to spend.
             error: [B, H], their estimated relative errors.
             norm: [B, H], the mean norms of their output rows.
@@ -101,13 +101,13 @@ class SharedBudget:
         """
         log_error = finite_error(error).clamp(min=TINY).log()
         norm, floor = norm.double(), floor.expand_as(density)
-        known = self._models.get(site)
+        known = self._models.get(owner)
         if known is None or known.density.shape != density.shape or known.density.device != density.device:
             power = torch.full_like(density, POWER)
             log_scale = log_error + power * density.log()
-            self._models[site] = HeadModel(log_scale, power, norm, floor, density, log_error, pairs)
+            self._models[owner] = HeadModel(log_scale, power, norm, floor, density, log_error, pairs)
         else:
-            self._models[site] = known.updated(density, log_error, norm, floor)
+            self._models[owner] = known.updated(density, log_error, norm, floor)
 
     def _solve(self, mean: float, max_error: float | None) -> dict[Hashable, Tensor]:
         models = list(self._models.values())
@@ -125,7 +125,9 @@ class SharedBudget:
             log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))
         parts = density.split([shape.numel() for shape in shapes])
-        return {site: part.view(shape) for site, part, shape in zip(self._models, parts, shapes, strict=True)}
+        return {
+            owner: part.view(shape) for owner, part, shape in zip(self._models, parts, shapes, strict=True)
+        }
 
 
 def spread(

@@ -11,9 +11,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..errors import BackendError, InputError
+from ..errors import BackendError
 from .app import PlainGroup, app, command, console, figures, readable_errors, writable
-from .options import CONCENTRATIONS, RECONSTRUCTIONS
+from .options import CONCENTRATIONS, RECONSTRUCTIONS, BackendName, ForceFile, numbers, whole_numbers
 
 if TYPE_CHECKING:
     from ..bench.attention import Measurement
@@ -28,10 +28,8 @@ app.add_typer(bench, name="bench")
 Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
 HeadDim = Annotated[int, typer.Option(min=8, help="Channels of a head.")]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
-BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
 ReconstructionName = Annotated[str, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the median is reported.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
 @command(
@@ -50,7 +48,7 @@ def attention(
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
-    force: Force = False,
+    force: ForceFile = False,
 ) -> None:
     """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
     with readable_errors():
@@ -82,7 +80,7 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path(
         "benchmarks/results"
     ),
-    force: Force = False,
+    force: ForceFile = False,
 ) -> None:
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
     with readable_errors():
@@ -98,7 +96,7 @@ def sweep(
             repeats=repeats,
             reconstruction=reconstruction,
         )
-        todo = sweeping.tasks(base, _numbers(tokens, int, "tokens"), _numbers(densities, float, "densities"))
+        todo = sweeping.tasks(base, whole_numbers("tokens", tokens), numbers("densities", densities))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         rows: list[Measurement] = []
         with Progress(*columns, console=console) as bar:
@@ -175,7 +173,7 @@ def gpu(
     json_path: Annotated[
         str | None, typer.Option("--json", help="Also write the figures to this file; - prints only them.")
     ] = None,
-    force: Force = False,
+    force: ForceFile = False,
 ) -> None:
     """Measure every backend on an NVIDIA GPU against the dense kernels there (send us the JSON), or estimate
     a call without one."""
@@ -231,13 +229,6 @@ def _measure_gpu(
     for table in () if quiet else measuring.tables(report):
         console.print(table)
     return report
-
-
-def _numbers(text: str, kind: type, name: str) -> list:
-    try:
-        return [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise InputError(f"--{name} {text!r}: wanted numbers separated by commas") from None
 
 
 def _table(rows: list[Measurement]) -> Table:

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ..errors import InputError
 from ..world.held_out import DEMO_PROMPT
 from .app import command, console, readable_errors
-from .options import Model, words
+from .options import Model, whole_numbers, words
 
 
 @command(
@@ -61,7 +60,9 @@ def _capture(given: SimpleNamespace) -> None:
         # 4,096 tokens of the model in the box: results from shorter calls say little
         given.size, given.frames, given.run_steps, given.steps = "64", 16, 4, given.steps or "1,2"
     run_steps = given.run_steps
-    steps = [run_steps // 3, 2 * run_steps // 3] if given.steps is None else _numbers("steps", given.steps)
+    steps = (
+        [run_steps // 3, 2 * run_steps // 3] if given.steps is None else whole_numbers("steps", given.steps)
+    )
     request = Request(given.prompt, given.seed, run_steps, *parse_size(given.size), given.frames)
     pipe = load(given.model, Placement())
     if given.force:
@@ -76,7 +77,7 @@ def _capture(given: SimpleNamespace) -> None:
     with counter("calls recorded") as tick:
         recorder = record(
             pipe, given.out, layers=_layers(given.layers), steps=sorted(set(steps)),
-            heads=None if given.heads is None else _numbers("heads", given.heads),
+            heads=None if given.heads is None else whole_numbers("heads", given.heads),
             branches=None if given.branches is None else words("branches", given.branches),
             limit_bytes=given.limit << 20, model=name, run=described, progress=tick, **arguments,
         )  # fmt: skip
@@ -87,13 +88,6 @@ def _capture(given: SimpleNamespace) -> None:
         console.print(f"stopped at the limit of {given.limit} MB; raise --limit to go on", soft_wrap=True)
     for reason in sorted(recorder.skipped):
         console.print(f"not recorded: {reason}", soft_wrap=True, markup=False)
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in words(name, text)]
-    except ValueError:
-        raise InputError(f"--{name} {text!r}: wanted whole numbers separated by commas") from None
 
 
 def _layers(text: str | None) -> list[int | str] | None:

@@ -34,6 +34,7 @@ LpipsWeights = Annotated[Path | None, typer.Option(help="LPIPS weights (safetens
 NoFloor = Annotated[
     bool, typer.Option("--no-floor", help="Skip the second dense run (how far two dense runs are apart).")
 ]
+BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
 ForceFolder = Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")]
 ForceFile = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
@@ -68,6 +69,7 @@ def count_or_share(name: str, text: str | None) -> float | None:
 
 
 def numbers(name: str, text: str) -> list[float]:
+    """The numbers of an option that takes several, separated by commas."""
     parts = words(name, text)
     try:
         return [float(part) for part in parts]
@@ -75,7 +77,17 @@ def numbers(name: str, text: str) -> list[float]:
         raise InputError(f"--{name} {text!r}: wanted numbers separated by commas") from None
 
 
+def whole_numbers(name: str, text: str) -> list[int]:
+    """The same for whole numbers."""
+    parts = words(name, text)
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        raise InputError(f"--{name} {text!r}: wanted whole numbers separated by commas") from None
+
+
 def words(name: str, text: str) -> list[str]:
+    """The same for words; at least one."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise InputError(f"--{name} {text!r}: wanted at least one value")

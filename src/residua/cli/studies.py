@@ -10,7 +10,7 @@ import typer
 
 from ..errors import InputError
 from .app import command, readable_errors
-from .options import command_line, words
+from .options import BackendName, ForceFolder, command_line, words
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -24,10 +24,8 @@ QUICK_CALLS = 4
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
 Groups = Annotated[int | None, typer.Option(min=1, help="Default: chosen from the number of tokens.")]
-BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Four calls and fewer settings.")]
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")]
 
 
 @command(epilog="Example:  residua analyze captures --out residua-analyze")
@@ -40,15 +38,11 @@ def analyze(
     backend: BackendName = "auto",
     quick: Quick = False,
     out: Out = ANALYSIS,
-    force: Force = False,
+    force: ForceFolder = False,
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
     with readable_errors():
-        from ..config import Config
-
-        groups = {"query_groups": query_groups, "kv_groups": kv_groups}
-        config = Config.paper(density=density, backend=backend, **groups)
-        run_study("analyze", context, captures, config, quick, out, force)
+        run_study("analyze", context, _paper(context), quick, out, force)
 
 
 @command(epilog="Example:  residua ablate captures --out residua-ablate")
@@ -61,15 +55,11 @@ def ablate(
     backend: BackendName = "auto",
     quick: Quick = False,
     out: Out = ABLATION,
-    force: Force = False,
+    force: ForceFolder = False,
 ) -> None:
     """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
-        from ..config import Config
-
-        groups = {"query_groups": query_groups, "kv_groups": kv_groups}
-        config = Config.paper(density=density, backend=backend, **groups)
-        run_study("ablate", context, captures, config, quick, out, force)
+        run_study("ablate", context, _paper(context), quick, out, force)
 
 
 @command(epilog="Example:  residua reconstructions captures --out residua-reconstructions")
@@ -84,7 +74,7 @@ def reconstructions(
     backend: BackendName = "auto",
     quick: Quick = False,
     out: Out = RECONSTRUCTIONS,
-    force: Force = False,
+    force: ForceFolder = False,
 ) -> None:
     """Compare the reconstructions at equal cost, show what each part of "anchored" adds, and check the error
     estimates."""
@@ -92,7 +82,7 @@ def reconstructions(
         from ..config import Config
 
         config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
-        run_study("reconstructions", context, captures, config, quick, out, force)
+        run_study("reconstructions", context, config, quick, out, force)
 
 
 @command(epilog="Example:  residua budgets captures --out residua-budgets")
@@ -102,13 +92,13 @@ def budgets(
     backend: BackendName = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Only one budget.")] = False,
     out: Out = BUDGETS,
-    force: Force = False,
+    force: ForceFolder = False,
 ) -> None:
     """Compare one budget shared by all heads with the same density for each, at 2 to 8 % on average."""
     with readable_errors():
         from ..config import Config
 
-        run_study("budgets", context, captures, Config(backend=backend), quick, out, force)
+        run_study("budgets", context, Config(backend=backend), quick, out, force)
 
 
 @command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
@@ -125,7 +115,7 @@ def rivals(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"At most {QUICK_CALLS} calls.")] = False,
     out: Out = Path("residua-rivals"),
-    force: Force = False,
+    force: ForceFolder = False,
 ) -> None:
     """Compare training-free sparse attention at matched density: error, pairs, products and time."""
     with readable_errors():
@@ -169,10 +159,16 @@ def _groups(text: str | None) -> tuple[int, int] | None:
     return int(parts[0]), int(parts[1])
 
 
-def run_study(
-    name: str, context: typer.Context, captures: Path, config: Config, quick: bool, out: Path, force: bool
-) -> None:
-    """Reads a capture, studies it and publishes the report."""
+def _paper(context: typer.Context) -> Config:
+    """The paper's method with the options of `analyze` and `ablate`."""
+    from ..config import Config
+
+    given = {name: context.params[name] for name in ("density", "backend", "query_groups", "kv_groups")}
+    return Config.paper(**given)
+
+
+def run_study(name: str, context: typer.Context, config: Config, quick: bool, out: Path, force: bool) -> None:
+    """Reads the captures that the command names, studies them and publishes the report."""
     # Imported here, so that other commands do not wait for it.
     from ..generation.files import check_folder
     from ..lab.captures import read_captures
@@ -189,6 +185,7 @@ def run_study(
         "budgets": compare_budgets,
     }[name]
     check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, RECONSTRUCTIONS, BUDGETS))
+    captures = context.params["captures"]
     calls = read_captures(captures)
     with call_bar() as watch:
         report = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch)

@@ -47,6 +47,7 @@ def summary(comparison: Comparison) -> Table:
     row("cost of the sparse calls", "100.0%", _number(comparison.cost, "{:.1%}"))
     row("density of the sparse calls", None, _number(comparison.density, "{:.1%}"))
     row("density of all calls", "100.0%", _number(comparison.report.total.density_with_dense, "{:.1%}"))
+    row("backend", None, ", ".join(comparison.report.total.backends) or None)
     row("estimated error of attention", None, _number(comparison.report.total.error, "{:.4f}"))
     dense_heads, chosen = comparison.report.total.dense_heads, comparison.report.total.chosen
     if dense_heads:

@@ -78,8 +78,8 @@ def publish_files(files: Mapping[Path, bytes]) -> None:
         for path, content in files.items():
             with _readable(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-                os.close(handle)
+                descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+                os.close(descriptor)
                 moves.append((Path(name), path))
                 _write(Path(name), content)
         with _uninterrupted():

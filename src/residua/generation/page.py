@@ -172,7 +172,7 @@ def _physics(comparison: Comparison) -> dict[str, Any] | None:
         for kind, tracks in (("truth", found.truth), ("dense", found.dense), ("sparse", found.sparse))
         for track in tracks or []
     ]
-    judged = {
+    compared = {
         "sparse, dense": found.from_dense,
         "sparse, simulator": found.from_truth,
         "dense, simulator": found.dense_from_truth,
@@ -182,7 +182,7 @@ def _physics(comparison: Comparison) -> dict[str, Any] | None:
     return {
         "paths": paths,
         "kinds": [(kind, name) for kind, name in names.items() if kind in shown],
-        "rows": [_physics_row(name, one) for name, one in judged.items() if one is not None],
+        "rows": [_physics_row(name, one) for name, one in compared.items() if one is not None],
         "meaning": PHYSICS,
         "picture": "data:image/png;base64,"
         + _base64(encode_png(to_pixels(comparison.sparse.clip.frames[:1])[0])),

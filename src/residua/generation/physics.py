@@ -126,8 +126,8 @@ def physics_table(rows: Mapping[str, PhysicsRow | None], emphasis: str | None = 
 
 
 def _row(dense: Sequence[Physics | None], truth: Sequence[Physics | None]) -> PhysicsRow:
-    judges = [a or b for a, b in zip(truth, dense, strict=True)]
-    kept = [one for one in judges if one is not None]
+    against = [a or b for a, b in zip(truth, dense, strict=True)]
+    kept = [one for one in against if one is not None]
     return PhysicsRow(
         _mean([None if one is None else one.position_error for one in dense]),
         _mean([None if one is None else one.position_error for one in truth]),

@@ -5,12 +5,13 @@
 >>> print(make_report([host]))   # doctest: +SKIP
 """
 
+from ..inputs import key_padding
 from .host import HostAttention
 from .profile import ModelFacts, Profile
 from .quality import QUALITIES, Quality, find_quality
 from .report import Report, ReportRow, TransformerReport, make_report
 from .settings import Preset, Settings, make_settings, min_tokens_for
-from .site import Grid, Site, around, key_padding
+from .site import Grid, Site, around
 
 __all__ = [
     "QUALITIES", "Grid", "HostAttention", "ModelFacts", "Preset", "Profile", "Quality", "Report", "ReportRow",

@@ -1,43 +1,34 @@
 """The one place where a host's attention call is made sparse or left dense.
 
 A host (diffusers, ComfyUI, a server) makes one `HostAttention` per transformer and gives it every
-self-attention call with a `Site` that says where the call belongs. State, dense reasons, counting and the
-report are here, once for all hosts.
+self-attention call with a `Site` that says where the call belongs. State, counting and the report are here,
+once for all hosts; `dense_reasons.py` decides which calls stay dense.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..budget import SharedBudget
-from ..errors import BackendError, InputError, IntegrationError
-from ..execution import Demand, choose_backend
-from ..inputs import DTYPES
+from ..inputs import key_padding
 from ..methods import DEFAULT, find_method
+from .dense_reasons import Answer, DenseReasons, Why
 from .log import CallLog
 from .padding import PaddingReader
-from .settings import Settings, chosen_layers, min_tokens_for, part_of
-from .site import Grid, Site, key_padding
-from .watch import RunWatch, Why
+from .settings import Settings, min_tokens_for
+from .site import Grid, Site
+from .watch import RunWatch
 
 logger = logging.getLogger("residua.integration")
 
 Dense = Callable[[], Tensor]
-Answer = Literal["stop", "dense"]
 
-FIRST_STEPS = "first steps"
-FIRST_LAYERS = "first layers"
-NOT_SELECTED = "layer not selected"
-FEW_TOKENS = "fewer than min_tokens"
-ROW_MASK = "mask is not key padding"
-UNSUPPORTED = "not supported"
 FAILED = "error in the sparse call"
 
 _NO_RUN = object()
@@ -83,15 +74,13 @@ class HostAttention:
         self.settings = settings
         self.name, self.model, self.family, self.preset = name, model, family, preset
         self.profile = profile
-        self.unsupported, self.on_error = unsupported, on_error
+        self.on_error = on_error
         self.log = CallLog(layers)
         self.dense: Counter[Why] = Counter()  # dense calls by reason, with the numbers that decided
         self.grids: set[Grid] = set()
         self.runs = 0
-        self.min_tokens = settings.min_tokens  # None until a call shows the device
         self.state_bytes = 0  # the most that was carried from step to step
-        self._depth = _depth(layers, depths)  # number of layers from input to output; None: unknown
-        self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
+        self._reasons = DenseReasons(settings, layers, depths, unsupported)
         self._method = find_method(settings.method or DEFAULT)
         self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
         # the paper's method, which clusters in every call, only starts from its own groups
@@ -133,7 +122,7 @@ class HostAttention:
             The output [B, H, Nq, Dv].
         """
         self._follow(site)
-        why = Why(why_dense) if why_dense is not None else self._why_dense(q, k, v, site, mask)
+        why = Why(why_dense) if why_dense is not None else self._reasons.first(q, v, site, mask)
         if why is not None:
             return self._dense(q, k, site, dense, why)
         try:
@@ -205,72 +194,6 @@ class HostAttention:
         self._warnings += self._watch.warnings
         self._watch = RunWatch(self.name, self._watch)
 
-    def _why_dense(self, q: Tensor, k: Tensor, v: Tensor, site: Site, mask: Tensor | None) -> Why | None:
-        """The first reason against a sparse call, or None."""
-        video = site.video_tokens(q.shape[2])
-        least = self._least_tokens(q.device)
-        if not self._is_selected(site):
-            return Why(NOT_SELECTED, f"layers={list(self.settings.layers or ())}")
-        steps = self._dense_steps(site)
-        if site.step < steps:
-            # A backend that cannot run is refused now, not after minutes of dense steps.
-            why = self._why_unsupported(q, v)
-            return why or Why(
-                FIRST_STEPS, f"step {site.step} of {site.steps or '?'}, the first {steps} stay dense"
-            )
-        layers = self._dense_layers()
-        if site.place < layers:
-            return Why(FIRST_LAYERS, f"the first {layers} layers stay dense")
-        if video < least:
-            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {least:,}")
-        if mask is not None and key_padding(mask, q.shape[0]) is None:
-            return Why(ROW_MASK, f"mask {list(mask.shape)} of {mask.dtype}")
-        return self._why_unsupported(q, v)
-
-    def _is_selected(self, site: Site) -> bool:
-        if self._selected is not None:
-            return site.layer in self._selected
-        wanted = self.settings.layers
-        return wanted is None or any(
-            item == site.layer if isinstance(item, int) else fnmatch.fnmatchcase(site.label, item)
-            for item in wanted
-        )
-
-    def _dense_steps(self, site: Site) -> int:
-        share = self.settings.dense_steps
-        if isinstance(share, float) and share > 0.0 and site.steps is None:
-            raise IntegrationError(
-                f"dense_steps={share} is a share of the steps, but their number is unknown; "
-                "accelerate the pipeline, or pass scheduler= or steps=, or a whole number of dense_steps"
-            )
-        return part_of(share, site.steps or 0)
-
-    def _dense_layers(self) -> int:
-        share = self.settings.dense_layers
-        if isinstance(share, float) and share > 0.0 and self._depth is None:
-            raise IntegrationError(
-                f"dense_layers={share} is a share of the layers, and this host does not say how many there "
-                "are; give a whole number"
-            )
-        return part_of(share, self._depth or 0)
-
-    def _least_tokens(self, device: torch.device) -> int:
-        if self.min_tokens is None:
-            self.min_tokens = min_tokens_for(device)
-        return self.min_tokens
-
-    def _why_unsupported(self, q: Tensor, v: Tensor) -> Why | None:
-        try:
-            if q.dtype not in DTYPES:
-                raise InputError(f"dtype {q.dtype}")
-            demand = Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
-            choose_backend(self.settings.config.backend, demand)
-        except (BackendError, InputError) as error:
-            if self.unsupported == "stop":
-                raise
-            return Why(UNSUPPORTED, str(error))
-        return None
-
     def _dense(self, q: Tensor, k: Tensor, site: Site, dense: Dense, why: Why) -> Tensor:
         tally = self.log.at(site.layer, site.label, _name(site.branch), site.step, q.device)
         self.dense[why] += 1
@@ -341,14 +264,9 @@ class HostAttention:
 
     def settings_dict(self) -> dict[str, Any]:
         """The settings as plain values, with the `min_tokens` that was used."""
-        least = min_tokens_for(torch.device("cpu")) if self.min_tokens is None else self.min_tokens
+        least = self._reasons.min_tokens
+        least = min_tokens_for(torch.device("cpu")) if least is None else least
         return {**self.settings.to_dict(), "min_tokens": least}
-
-
-def _depth(layers: Sequence[str], depths: Sequence[int] | None) -> int | None:
-    if not layers:
-        return None
-    return len(layers) if depths is None else max(depths) + 1
 
 
 def _name(branch: str | tuple[str, ...]) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..errors import InputError
@@ -80,17 +78,3 @@ class Site:
 def around(start: int, stop: int, total: int) -> Ranges:
     """The ranges before and after the video tokens `start` to `stop` of `total`: the text."""
     return tuple((low, high) for low, high in ((0, start), (stop, total)) if high > low)
-
-
-def key_padding(mask: Tensor, batch: int) -> Tensor | None:
-    """A boolean attention mask as [B, Nk], True where a key is valid; None if it differs between heads or
-    queries.
-
-    Args:
-        mask: [B or 1, Nk] or [B or 1, 1, 1, Nk].
-        batch: B of the call.
-    """
-    per_key = mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
-    if mask.dtype is not torch.bool or not per_key or mask.shape[0] not in (1, batch):
-        return None
-    return mask.reshape(mask.shape[0], math.prod(mask.shape[1:])).expand(batch, -1)

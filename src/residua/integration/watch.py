@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..accounting import LARGE_ERROR
+from .dense_reasons import FIRST_LAYERS, FIRST_STEPS, Why
 
 logger = logging.getLogger("residua.integration")
 
 MANY_DENSE_HEADS = 0.1  # share of heads that ran dense because of max_error
-
-
-class Why(NamedTuple):
-    """Why a call stays dense, and the number that decided."""
-
-    reason: str
-    number: str = ""
 
 
 class RunWatch:
@@ -96,8 +90,7 @@ def nothing_sparse(dense: Counter[Why]) -> str:
 
     First steps and layers are dense in every run, so they are named only if there is no other reason.
     """
-    usual = ("first steps", "first layers")
-    deciding = [why for why in dense if why.reason not in usual] or list(dense)
+    deciding = [why for why in dense if why.reason not in (FIRST_STEPS, FIRST_LAYERS)] or list(dense)
     why = max(deciding, key=lambda found: dense[found])
     number = why.number or why.reason
     return f"nothing ran sparse: {number}; all {sum(dense.values()):,} calls were dense"

@@ -125,8 +125,8 @@ def _compact(x: Tensor) -> Tensor:
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file completely or not at all."""
-    handle, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    os.close(handle)
+    descriptor, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+    os.close(descriptor)
     try:
         write(Path(scratch))
         Path(scratch).chmod(0o644)

@@ -93,8 +93,8 @@ def test_all_variants_of_a_table_route_as_many_pairs(results):
         for call in {item.call for item in results}:
             items = [item for item in results if item.table == table and item.call == call]
             probes = 24 / 512
-            unrepaired = (ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE)
-            routed = [item.density - probes * (item.setting not in unrepaired) for item in items]
+            hard_dropped = (ab.SEMANTIC, ab.KEY_RESPONSE, ab.RESPONSE)
+            routed = [item.density - probes * (item.setting not in hard_dropped) for item in items]
             assert max(routed) - min(routed) < 4 * smallest and max(routed) <= 0.3 - probes + 1e-9
 
 

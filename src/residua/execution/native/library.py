@@ -22,9 +22,9 @@ class Library:
 
     def __init__(self, folder: Path) -> None:
         self.missing: str | None = None
-        self.handle: ctypes.CDLL | None = None
+        self.cdll: ctypes.CDLL | None = None
         try:
-            self.handle = self._load(folder)
+            self.cdll = self._load(folder)
         except BackendError as error:
             self.missing = str(error)
 
@@ -36,26 +36,26 @@ class Library:
             raise BackendError(f"the native library was not built: {reason}")
         try:
             _check_whole(path)
-            handle = ctypes.CDLL(str(path))
-            _check_interface(handle)
+            cdll = ctypes.CDLL(str(path))
+            _check_interface(cdll)
         except (OSError, AttributeError) as error:
             raise BackendError(f"the native library does not load: {error}; reinstall residua") from error
-        handle.residua_isa.restype = ctypes.c_char_p
-        return handle
+        cdll.residua_isa.restype = ctypes.c_char_p
+        return cdll
 
     @cached_property
     def isas(self) -> tuple[str, ...]:
         """The instruction sets that run on this machine, best first."""
-        handle = self.handle
-        if handle is None:
+        cdll = self.cdll
+        if cdll is None:
             return ()
-        return tuple(name for number, name in enumerate(ISAS) if handle.residua_isa(number))
+        return tuple(name for number, name in enumerate(ISAS) if cdll.residua_isa(number))
 
     def run(self, name: str, args: abi.Args, isa: int) -> None:
         """Calls `residua_<name>`; ctypes releases the GIL meanwhile."""
-        if self.handle is None:
+        if self.cdll is None:
             raise BackendError(self.missing or "the native library is not loaded")
-        status = getattr(self.handle, f"residua_{name}")(ctypes.byref(args), isa, threads())
+        status = getattr(self.cdll, f"residua_{name}")(ctypes.byref(args), isa, threads())
         if status == 1:
             raise MemoryError(f"native {name}: no memory for a thread's scratch space")
         if status == 2:
@@ -81,16 +81,16 @@ def _check_whole(path: Path) -> None:
         raise OSError(f"{path} has {size} bytes of {wanted}: it was cut short")
 
 
-def _check_interface(handle: ctypes.CDLL) -> None:
+def _check_interface(cdll: ctypes.CDLL) -> None:
     """A struct of another size would make the library read beside its arguments: then it is not used."""
-    version = handle.residua_abi_version()
+    version = cdll.residua_abi_version()
     if version != abi.VERSION:
         raise BackendError(
             f"the native library speaks version {version}, this package {abi.VERSION}; reinstall residua"
         )
-    handle.residua_struct_size.restype = ctypes.c_int64
+    cdll.residua_struct_size.restype = ctypes.c_int64
     for number, kind in enumerate((*abi.STRUCTS, None)):
-        wanted, got = (ctypes.sizeof(kind) if kind else 0), handle.residua_struct_size(number)
+        wanted, got = (ctypes.sizeof(kind) if kind else 0), cdll.residua_struct_size(number)
         if got != wanted:
             name = kind.__name__ if kind else f"struct {number}"
             raise BackendError(

@@ -15,14 +15,14 @@ CHUNK = 1 << 22  # logits at a time
 
 
 @dataclass(frozen=True)
-class Tail:
+class SkippedPart:
     """The skipped part of every row, as if each key lay at its group's mean."""
 
     out: Tensor  # [B, H, Nq, Dv] softmax over the skipped groups; 0 for a row that skips nothing
     lse: Tensor  # [B, H, Nq] log of its mass; -inf for a row that skips nothing
 
 
-def skipped_tail(task: Task, route: Route) -> Tail:
+def skipped_part(task: Task, route: Route) -> SkippedPart:
     """Every row against the means of the groups it skips: log-mass scale * q.kbar + log size, value vbar."""
     keys = task.backend.group_means(task.k, route.kv)  # [B, H, Ck, D]
     values = task.backend.group_means(task.v, route.kv)  # [B, H, Ck, Dv]
@@ -37,16 +37,16 @@ def skipped_tail(task: Task, route: Route) -> Tail:
             logits = task.scale * task.q[part] @ keys[b, h].mT + hidden[route.query.labels[part]]
             lse[part] = logits.logsumexp(-1)
             out[part] = torch.nan_to_num(logits.softmax(-1), nan=0.0) @ values[b, h]
-    return Tail(out, lse)
+    return SkippedPart(out, lse)
 
 
-def merge(out: Tensor, lse: Tensor, tail: Tail) -> tuple[Tensor, Tensor]:
+def merge(out: Tensor, lse: Tensor, skipped: SkippedPart) -> tuple[Tensor, Tensor]:
     """One softmax over the exact and the skipped part -> output, share of the skipped part [B, H, Nq]."""
-    share = torch.sigmoid(tail.lse - lse)
-    return out + share[..., None] * (tail.out - out), share
+    share = torch.sigmoid(skipped.lse - lse)
+    return out + share[..., None] * (skipped.out - out), share
 
 
-def tail_products(task: Task, route: Route) -> int:
+def skipped_products(task: Task, route: Route) -> int:
     """Products of rows with the centroids of the groups that they skip."""
     skipped = (~route.cells & (route.kv.sizes > 0)[..., None, :]).sum(-1)  # [B, H, Cq]
     return int((skipped * route.query.sizes).sum())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...types import Partition, Route
 from .base import Outcome, Rival, Task, register
-from .compensation import merge, skipped_tail, tail_products
+from .compensation import merge, skipped_part, skipped_products
 from .selection import blocks, centroid_scores, top_p
 
 
@@ -49,11 +49,11 @@ def taylor(task: Task, route: Route, score: Tensor, order: int) -> tuple[Tensor,
     """
     out, lse = task.attend(route)
     with task.stage("reconstruction"):
-        tail = skipped_tail(task, route)
-        merged, share = merge(out, lse, tail)
+        skipped = skipped_part(task, route)
+        merged, share = merge(out, lse, skipped)
         if order > 0:
             _add_first_order(task, route, score, merged, share)
-    return merged, lse, tail.lse
+    return merged, lse, skipped.lse
 
 
 def _add_first_order(task: Task, route: Route, score: Tensor, merged: Tensor, share: Tensor) -> None:
@@ -93,6 +93,6 @@ class Pisa(Rival):
         first_order = task.rows * width + task.keys * width + query.groups * kv.groups * width
         products = {
             "prediction": task.heads * (query.groups * kv.groups + task.rows + task.keys),
-            "compensation": tail_products(task, route) + task.heads * first_order,
+            "compensation": skipped_products(task, route) + task.heads * first_order,
         }
         return Outcome.routed(out, lse, route, products, added)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...types import Partition
 from .base import Outcome, Rival, Task, register
-from .compensation import merge, skipped_tail, tail_products
+from .compensation import merge, skipped_part, skipped_products
 from .selection import best_per_pair
 from .semantic import semantic_groups
 
@@ -50,11 +50,11 @@ class SvgEar(Rival):
             route = best_per_pair(task, compensation_error(task, query, kv).log(), query, kv)
         out, lse = task.attend(route)
         with task.stage("reconstruction"):
-            tail = skipped_tail(task, route)
-            merged, _ = merge(out, lse, tail)
+            skipped = skipped_part(task, route)
+            merged, _ = merge(out, lse, skipped)
         products = {
             "prediction": task.heads * query.groups * (task.keys + kv.groups),
-            "compensation": tail_products(task, route),
+            "compensation": skipped_products(task, route),
             "grouping": grouping,
         }
-        return Outcome.routed(merged, lse, route, products, tail.lse)
+        return Outcome.routed(merged, lse, route, products, skipped.lse)

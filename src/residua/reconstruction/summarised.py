@@ -83,7 +83,8 @@ class Summarised(Reconstruction):
         both = torch.stack([found.cells for found in routes])
         missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
         scatter = self.scatter(grouped)
-        bare = budget < MIN_PAIRS * bare_budget  # [B, H]
+        # in whole numbers: their product with a float would have torch's default dtype
+        bare = budget * round(1 / MIN_PAIRS) < bare_budget  # [B, H]
         bare_below: Tensor | float = BARE_BELOW
         if scatter is not None:
             left_out = scatter.of_scores(call.scale)  # [B, H]

@@ -41,10 +41,11 @@ def test_fifty_warm_repeats():
 
 
 @pytest.mark.slow
-def test_one_and_two_threads(threads):
-    """Repeats are bit-identical with any number of threads; between the two the BLAS library may round
-    differently, but the same pairs are evaluated."""
-    assert backends()["portable"].deterministic
+def test_one_and_two_threads(threads, every_backend):
+    """Repeats are bit-identical with any number of threads. Between the two the BLAS library, in which the
+    plain torch backend multiplies, may round differently, but the same pairs are evaluated; the native
+    backend gives the same bits."""
+    assert backends()[every_backend].deterministic
     tensors = qkv(1, 2, 1, 300, dim=32)
     outs, pairs = {1: [], 2: []}, []
     for count in (1, 2, 1, 2):
@@ -58,6 +59,8 @@ def test_one_and_two_threads(threads):
         assert torch.equal(first, second) and torch.equal(first_warm, second_warm)
     assert all(torch.equal(pairs[i], p) for i in (0, 1) for p in pairs[i::2])
     assert torch.allclose(outs[1][0], outs[2][0], atol=1e-5)
+    if every_backend == "native":
+        assert all(torch.equal(one, two) for one, two in zip(outs[1], outs[2], strict=True))
 
 
 @pytest.mark.parametrize("policy", ["stratified", "random", "uniform"])

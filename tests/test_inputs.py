@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from oracle import qkv
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import residua
 from residua import Config, InputError
@@ -49,6 +50,24 @@ def test_tensors_that_do_not_fit_are_refused(changed, message):
     for entry in (validate, residua.attention):
         with pytest.raises(InputError, match=message):
             entry(**tensors)
+
+
+class Untouched(TorchDispatchMode):
+    """Nothing may be computed or allocated."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} was called")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"k": K.half()}, {"v": V.to("meta")}, {"q": Q.int()}, {"q": Q.to(torch.complex64)}, {"k": K[:, :, :29]},
+     {"attn_mask": None}, {"scale": math.nan}, {"pinned_keys": (5, 2)}, {"config": 0.5},
+     {"key_mask": torch.ones(1, 30)}],
+)  # fmt: skip
+def test_it_is_refused_before_anything_is_computed(arguments):
+    with pytest.raises(InputError), Untouched():
+        residua.attention(**{"q": Q, "k": K, "v": V, **arguments})
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, "1", None.__class__, 1j])

@@ -247,6 +247,29 @@ def test_equal_logits_give_the_mean(isa):
 
 @needs_library
 @on_every_isa
+def test_products_of_bfloat16_flush_what_is_not_normal(isa):
+    """The one instruction set whose products are not IEEE's: what is below the smallest normal number is 0 in
+    it, as an operand and as a sum, although torch and the processor keep such numbers (no flush-to-zero is
+    set). The fuzzer's tolerance for these numbers rests on this."""
+    tiny = torch.finfo(torch.bfloat16).tiny
+    q, k, v, route = make(3, 2, 16, heads=1, kv_heads=1, cq=1, ck=1, keep=1.1, dtype=torch.bfloat16)
+    assert float(torch.tensor(tiny) * 0.5) == tiny / 2
+
+    def mean_of(one: float, other: float) -> float:
+        v[0, 0, 0], v[0, 0, 1] = one, other
+        out, _ = NativeBackend(isa).attend(torch.zeros_like(q), k, v, route, SCALE)
+        assert bool((out == out[0, 0, 0, 0]).all())
+        return float(out[0, 0, 0, 0]) / tiny
+
+    flushed = isa == "avx512bf16"
+    assert mean_of(8.0 * tiny, 4.0 * tiny) == 6.0
+    assert mean_of(1.0 * tiny, 1.0 * tiny) == 1.0  # normal operands
+    assert mean_of(0.5 * tiny, 0.5 * tiny) == (0.0 if flushed else 0.5)  # operands that are not
+    assert mean_of(2.0 * tiny, -1.5 * tiny) == (0.0 if flushed else 0.25)  # a sum that is not
+
+
+@needs_library
+@on_every_isa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_any_view_equals_its_contiguous_copy(isa, dtype):
     g = torch.Generator().manual_seed(3)

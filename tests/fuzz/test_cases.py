@@ -11,7 +11,7 @@ from cases import Case, make
 from checks import PARTS, broken_in, check
 
 # Seeds whose cases broke a promise once (docs/reliability.md): all checks, every time.
-PAST = (12, 84, 134, 305, 479, 875, 1719, 1104, 1182, 1318, 3004, 3008, 3014, 3027, 3050, 3090)
+PAST = (12, 84, 134, 305, 479, 875, 1719, 1104, 1182, 1318, 3004, 3008, 3014, 3027, 3050, 3090, 71693)
 
 
 @pytest.mark.parametrize("part", range(0, PARTS, 2))

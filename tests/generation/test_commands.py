@@ -136,6 +136,19 @@ def test_demo_does_not_touch_what_it_did_not_write(weights, elsewhere):
     assert run("demo", "--model", weights, "--out", out, *TINY).exit_code == 2  # only the default is reused
 
 
+def test_a_path_that_leaves_the_folder_is_a_path_like_any_other(weights, elsewhere, monkeypatch):
+    """It is the user's own: nothing there is overwritten without --force."""
+    inside = elsewhere / "a" / "b"
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(inside)
+    (elsewhere / "x").mkdir()
+    (elsewhere / "x" / "report.html").write_text("mine")
+    found = run("demo", "--model", weights, "--out", "../../x", *TINY)
+    assert found.exit_code == 2 and "--force" in found.output
+    assert listing(elsewhere / "x") == ["report.html"] and listing(inside) == []
+    assert (elsewhere / "x" / "report.html").read_text() == "mine"
+
+
 def test_ctrl_c_ends_with_130_and_no_files(weights, elsewhere, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

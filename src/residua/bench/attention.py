@@ -3,9 +3,7 @@ of reporting times if the outputs are wrong."""
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +28,7 @@ from ..sizing import resolve
 from ..state import State
 from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 from ..types import Call
+from ..whole_file import write_text_whole
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
 
@@ -186,14 +185,7 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
 def write_json(path: Path, data: object) -> None:
     """Writes the file completely or not at all; a link is replaced, not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(json_text.dumps(data, indent=2) + "\n")
-        os.chmod(scratch, 0o644)
-        os.replace(scratch, path)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    write_text_whole(path, json_text.dumps(data, indent=2) + "\n")
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..whole_file import write_whole
 from .attention import Measurement, Task, measure
 
 TOKENS = (4096, 8192, 16384, 32768, 75600)
@@ -45,7 +46,7 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         fontsize=11,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    write_whole(path, lambda scratch: figure.savefig(scratch, dpi=130, format="png"))
     pyplot.close(figure)
 
 

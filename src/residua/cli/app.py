@@ -158,11 +158,15 @@ def _complain(text: str) -> None:
 
 
 def writable(path: Path, force: bool) -> Path:
-    """Refuses to overwrite a file, or to write through a link, without `force`."""
+    """Refuses to overwrite a file without `force`, to write through a link, and a place where nothing can be
+    written: before work is done whose result would be lost."""
     if path.is_symlink():
         raise InputError(f"{path} is a link: give the file itself")
     if path.exists() and not force:
         raise InputError(f"{path} exists: choose another name, or add --force to replace it")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(f"{path}: {above} is not a folder that can be written to")
     return path
 
 

@@ -71,11 +71,12 @@ def _self_test(as_json: bool) -> None:
 
 def _compile_kernels(page: Path | None) -> None:
     from ..execution.triton import gate
+    from ..whole_file import write_text_whole
 
     with console.status("compiling the GPU kernels ..."):
         rows = gate.run_gate()
     if page is not None:
-        page.write_text(gate.markdown(rows), encoding="utf-8")
+        write_text_whole(page, gate.markdown(rows))
     elif console.is_terminal:
         console.print(gate.table(rows))
     console.print(gate.verdict(rows), markup=False)

@@ -13,6 +13,7 @@ import torch
 
 from .. import json_text
 from ..errors import InputError
+from ..whole_file import write_text_whole
 from .host import HostAttention
 from .log import Key, Tally
 from .watch import nothing_sparse
@@ -133,8 +134,8 @@ class Report:
         return json_text.dumps(self.to_dict(), indent=indent)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the report: `.html` is a page that needs no other file, `.json` has everything, `.txt` is
-        the table.
+        """Writes the report, whole or not at all: `.html` is a page that needs no other file, `.json` has
+        everything, `.txt` is the table.
 
         Returns:
             The path that was written.
@@ -147,7 +148,7 @@ class Report:
         }  # fmt: skip
         if path.suffix not in writers:
             raise InputError(f"{path}: wanted a name that ends in {', '.join(writers)}")
-        path.write_text(writers[path.suffix](), encoding="utf-8")
+        write_text_whole(path, writers[path.suffix]())
         return path
 
     def __rich__(self) -> Any:

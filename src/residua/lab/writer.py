@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from .. import json_text
 from ..errors import InputError
+from ..whole_file import write_whole
 from .captures import FORMAT, MANIFEST, VERSION, Grid, Ranges, entry_key, read_captures, read_manifest
 
 
@@ -125,13 +125,8 @@ def _compact(x: Tensor) -> Tensor:
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     """Writes a file completely or not at all."""
-    descriptor, scratch = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
-    os.close(descriptor)
     try:
-        write(Path(scratch))
-        Path(scratch).chmod(0o644)
-        os.replace(scratch, path)
-    except OSError as error:
-        raise InputError(f"{path}: could not be written ({error.strerror or error})") from error
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+        write_whole(path, write)
+    except (OSError, SafetensorError) as error:  # the latter is what `save_file` makes of a full disk
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: could not be written ({reason})") from error

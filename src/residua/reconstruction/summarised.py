@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
-from ..routing import cell_scores, group_worth, keep_all, keep_best_each, pair_budget
+from ..routing import cell_scores, group_worth, keep_all, keep_best, keep_best_each, pair_budget
 from ..types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import GroupedCall, Reconstruction, Routing, Verdict
 from .dtypes import narrow, wide_enough
@@ -85,14 +85,19 @@ class Summarised(Reconstruction):
         both = torch.stack([found.cells for found in routes])
         missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
         scatter = self.scatter(grouped)
-        bare = budget < MIN_PAIRS * bare_budget  # [B, H]
+        # in whole numbers: their product with a float would have torch's default dtype
+        bare = budget * round(1 / MIN_PAIRS) < bare_budget  # [B, H]
         bare_below: Tensor | float = BARE_BELOW
         if scatter is not None:
             left_out = scatter.of_scores(call.scale)  # [B, H]
             bare_below = (BARE_SLOPE * left_out).clamp(max=BARE_BELOW)
             bare = bare | (left_out > BARE_ABOVE)
         bare = bare | (missed[1] <= bare_below * missed[0])
-        cells = torch.where(bare[..., None, None], routes[1].cells, routes[0].cells)
+        dropping = routes[1].cells
+        if worth is not None and bool(bare.any()):
+            # what is dropped is gone with all its mass, whatever a summary would have made of it
+            dropping = keep_best(call, grouping, log_mass, bare_budget, scope, backend).cells
+        cells = torch.where(bare[..., None, None], dropping, routes[0].cells)
         return Routing(replace(routes[0], cells=cells), log_mass, bare, scatter)
 
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:

@@ -24,7 +24,7 @@ def fit_residual(
     finite = torch.isfinite(x).all(-1)  # [..., M]
     weights = torch.where(finite, weights.double(), 0.0)
     x, residual = (torch.where(finite[..., None], t.double(), 0.0) for t in (x, residual))
-    poison = torch.where(torch.isfinite(residual), 0.0, torch.nan).sum(-2)  # [..., Dv]
+    poison = (0.0 * residual).sum(-2)  # [..., Dv], NaN where a residual is not finite
     residual = torch.nan_to_num(residual, nan=0.0, posinf=0.0, neginf=0.0)
 
     total = weights.sum(-1, keepdim=True)

@@ -33,7 +33,7 @@ def evaluate(
     strip: Path,
     held_out: Clips,
     *,
-    seed: int = 0,
+    seeds: list[int],
     num_frames: int = 32,
     steps: int = 10,
     size: int = 64,
@@ -44,7 +44,7 @@ def evaluate(
         pipeline: The pipeline to evaluate.
         strip: File of the strip.
         held_out: The true clips, none of them trained on.
-        seed: Seed of the first clip's noise.
+        seeds: Of the clips' noise.
         num_frames: Frames of a clip.
         steps: Steps of the sampler.
         size: Width and height of a frame in pixels.
@@ -63,7 +63,7 @@ def evaluate(
             width=size,
             num_frames=num_frames,
             num_inference_steps=steps,
-            generator=torch.Generator().manual_seed(seed + i),
+            generator=torch.Generator().manual_seed(seeds[i]),
         ).frames[0]  # type: ignore[union-attr]
         real = truth.permute(1, 2, 3, 0).numpy()
         physics = physics_of(clip, scene, paths)
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
             pipeline,
             args.out / f"{name}.png",
             clips,
-            seed=SEEDS.get(name, 0) + args.skip,
+            seeds=[SEEDS[name]] * len(clips.scenes) if name in SEEDS else list(range(len(clips.scenes))),
             num_frames=args.frames,
             steps=args.steps,
         )

@@ -14,10 +14,11 @@ from residua.world.model import PATCH, axes, coordinate_features, to_tokens
 from residua.world.renderer import camera_rays, frame_times, look_of, project, shade, shadow_place
 from residua.world.scenes import Scene
 
-from .clips import Clips
+from .clips import Clips, draw_clips
 
 # Tokens closer than this (in half-pictures) to a ball or a shadow are near; others are drawn at this rate.
 _NEAR, _FAR_RATE = 0.16, 0.06
+_RATES_SEED = 2_000  # clips of this series decide which tokens "spread" draws more often
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,19 @@ class BatchShape:
     space-time blocks. "near": single tokens, `first` of them from the first frame, mostly near balls and
     shadows; most of a frame is plain background, so this covers several times as many clips at the same cost.
     "crops": the same, but the later ones are all tokens near balls and shadows of a few frames: what a clip
-    looks like while it is sampled, where a token sees its neighbours and must agree with them.
+    looks like while it is sampled, where a token sees its neighbours and must agree with them. Both betray
+    where the ball is: it is where the tokens are. "spread" does not: single tokens, drawn at the same rates
+    whatever the clip shows. Nor do "frames" and "blocks"; with `first` they see as many tokens of the first
+    frame, mostly near balls and shadows, instead of all.
     """
 
     clips: int
-    cut: Literal["all", "frames", "blocks", "near", "crops"]
+    cut: Literal["all", "frames", "blocks", "near", "crops", "spread"]
     tokens: int = 0
     first: int = 0
     num_frames: int = 32
     size: int = 64
+    even: bool = False  # noise levels of a step are spread evenly over the clips instead of independently
 
     @property
     def frame_tokens(self) -> int:
@@ -96,7 +101,7 @@ def make_batch(
     image = shade(look_of(clips.scenes), rays, clips.paths.at(time), clips.paths.radius, 2 / shape.size)
     clean = image.transpose(2, 3).flatten(2)  # [B, N, 3 * 16]
     cos, sin = transformer.rope(torch.empty(1, 1, shape.num_frames, shape.size, shape.size))
-    levels = _noise_levels(count, shift, generator)
+    levels = _noise_levels(count, shift, generator, shape.even)
     if level is not None:
         levels = torch.full_like(levels, level)
     dropped = (torch.rand(count, generator=generator) < drop_prompt).tolist()
@@ -116,6 +121,14 @@ def choose_tokens(shape: BatchShape, clips: Clips, generator: torch.Generator) -
     tokens = torch.arange(shape.num_frames * shape.frame_tokens)
     if shape.cut == "all":
         return tokens.expand(shape.clips, -1)
+    if shape.cut == "spread":
+        later = torch.multinomial(
+            usual_rates(shape.num_frames, shape.size).expand(shape.clips, -1),
+            shape.tokens - shape.first,
+            generator=generator,
+        )
+        first = _first_tokens(shape, clips, generator)
+        return torch.cat([first, later + shape.frame_tokens], dim=1).sort(dim=1).values
     if shape.cut in ("near", "crops"):
         near = near_tokens(shape, clips)  # [B, T * frame_tokens]
         rates = torch.where(near, 1.0, _FAR_RATE)
@@ -126,7 +139,27 @@ def choose_tokens(shape: BatchShape, clips: Clips, generator: torch.Generator) -
         else:
             later = _crop_tokens(near[:, per_frame:].unflatten(1, (-1, per_frame)), count, generator)
         return torch.cat([first, later + per_frame], dim=1).sort(dim=1).values
-    return torch.stack([_choose_groups(shape, tokens, generator) for _ in range(shape.clips)])
+    firsts = tokens[: shape.frame_tokens].expand(shape.clips, -1)
+    if shape.first:
+        firsts = _first_tokens(shape, clips, generator)
+    return torch.stack([_choose_groups(shape, first, tokens, generator) for first in firsts])
+
+
+def _first_tokens(shape: BatchShape, clips: Clips, generator: torch.Generator) -> Tensor:
+    """Tokens of the first frame, mostly near balls and shadows, which everyone may see there: [B, first]."""
+    near = near_tokens(shape, clips)[:, : shape.frame_tokens]
+    rates = torch.where(near, 1.0, _FAR_RATE)
+    return torch.multinomial(rates, shape.first, generator=generator).sort(dim=1).values
+
+
+@lru_cache(maxsize=8)
+def usual_rates(num_frames: int, size: int) -> Tensor:
+    """How often a token of the later frames is near a ball or a shadow in any clip, [(T - 1) * frame_tokens];
+    at least `_FAR_RATE`."""
+    clips = draw_clips(_RATES_SEED, 0, 128, (0.5, 0.5, 0.0))
+    shape = BatchShape(128, "near", num_frames=16, size=size)
+    near = near_tokens(shape, clips).view(128 * 16, -1).float().mean(0)
+    return near.clamp_min(_FAR_RATE).repeat(num_frames - 1)
 
 
 def _crop_tokens(near: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -165,7 +198,7 @@ def near_tokens(shape: BatchShape, clips: Clips) -> Tensor:
     return hit.flatten(1)
 
 
-def _choose_groups(shape: BatchShape, tokens: Tensor, generator: torch.Generator) -> Tensor:
+def _choose_groups(shape: BatchShape, first: Tensor, tokens: Tensor, generator: torch.Generator) -> Tensor:
     """The first frame and random frames or space-time blocks."""
     per_frame, side = shape.frame_tokens, shape.size // PATCH
     others = tokens[per_frame:]
@@ -174,12 +207,16 @@ def _choose_groups(shape: BatchShape, tokens: Tensor, generator: torch.Generator
     else:
         pairs = others[len(others) % (2 * per_frame) :]  # pairs of frames
         groups = pairs.view(-1, 2, side // 4, 4, side // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, 32)
-    count = (shape.tokens - per_frame) // groups.shape[1]
-    order = torch.randperm(len(groups), generator=generator)
+    count = (shape.tokens - len(first)) // groups.shape[1]
+    if shape.cut == "blocks" and shape.first:
+        rates = usual_rates(shape.num_frames, shape.size)[groups - per_frame].mean(dim=1)
+        order = torch.multinomial(rates, count, generator=generator)
+    else:
+        order = torch.randperm(len(groups), generator=generator)
     if shape.cut == "frames" and torch.rand((), generator=generator) < 0.5:
         # Half of the time the frames are neighbours.
         order = torch.arange(count) + torch.randint(len(groups) - count + 1, (1,), generator=generator)
-    return torch.cat([tokens[:per_frame], groups[order[:count]].flatten().sort().values])
+    return torch.cat([first, groups[order[:count]].flatten().sort().values])
 
 
 @lru_cache(maxsize=8)
@@ -196,7 +233,9 @@ def token_features(num_frames: int, size: int) -> Tensor:
     return to_tokens(coordinate_features(x, y, time)[None])[0]
 
 
-def _noise_levels(count: int, shift: float, generator: torch.Generator) -> Tensor:
+def _noise_levels(count: int, shift: float, generator: torch.Generator, even: bool = False) -> Tensor:
     """Uniform levels shifted towards noise as in the sampler: the motion is decided at high noise."""
     uniform = torch.rand(count, generator=generator)
+    if even:
+        uniform = (torch.arange(count) + uniform) / count
     return shift * uniform / (1 + (shift - 1) * uniform)

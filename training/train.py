@@ -133,6 +133,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue from DIR/checkpoint.pt if there is one"
     )
+    parser.add_argument("--start-from", type=Path, help="folder of weights to start from, instead of nothing")
+    parser.add_argument("--at-step", type=int, default=0, help="the step that those weights stand at")
     parser.add_argument("--log-every", type=int, default=50)
     parser.add_argument("--strip-every", type=int, default=250, help="0: no strips")
     args = parser.parse_args(argv)
@@ -145,6 +147,8 @@ def main(argv: list[str] | None = None) -> None:
         trainer.load(checkpoint)
     elif checkpoint.exists():
         parser.error(f"{checkpoint} exists: pass --resume to continue it, or another --out")
+    elif args.start_from:
+        trainer.start_from(args.start_from, args.at_step)
     run(trainer, args.out, stop=args.stop, log_every=args.log_every, strip_every=args.strip_every)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
@@ -55,6 +56,21 @@ LONG_SHAPES = (
     BatchShape(1, "all"),
     BatchShape(1, "blocks", 3072, num_frames=128),
 )
+# Nothing here betrays where the ball is: which tokens a step sees does not depend on its path.
+_FAIR = (
+    BatchShape(16, "spread", 192, 48, even=True),
+    BatchShape(4, "blocks", 768, 256, even=True),
+    BatchShape(3, "frames", 1024, 256, even=True),
+    BatchShape(6, "spread", 512, 256, even=True),
+    BatchShape(4, "blocks", 768, 256, even=True),
+    BatchShape(1, "frames", 2304, 256),
+    BatchShape(16, "spread", 192, 48, num_frames=64, even=True),
+    BatchShape(4, "blocks", 768, 256, num_frames=16, even=True),
+    BatchShape(3, "frames", 1024, 256, even=True),
+    BatchShape(6, "spread", 512, 256, even=True),
+    BatchShape(4, "blocks", 768, 256, even=True),
+)
+FAIR_SHAPES = (*_FAIR * 4, BatchShape(1, "all", num_frames=16))
 VALIDATION_SHAPE = BatchShape(4, "frames", 1024)
 VALIDATION_LEVELS = (0.6, 0.85, 1.0)
 
@@ -76,6 +92,19 @@ STAGES = (
     Stage(400, (0.35, 0.65, 0.0), MANY_BALL_SHAPES),
     Stage(1200, (1.0, 0.0, 0.0), ONE_BALL_SHAPES),
     Stage(40, (1.0, 0.0, 0.0), LONG_SHAPES),
+    Stage(2960, (1.0, 0.0, 0.0), FAIR_SHAPES),
+)
+# Steps and factors of the learning rates, linear between them. The run was made in two legs: the second
+# starts from the weights that the first one ended with.
+RATES = (
+    (0, 1 / 60),
+    (59, 1.0),
+    (2740, 1.0),
+    (4040, 0.0),
+    (4100, 0.5),
+    (4300, 0.5),
+    (5100, 0.35),
+    (7000, 0.0),
 )
 
 
@@ -91,8 +120,7 @@ class Recipe:
     # Queries and keys are normalised: only the weights of these norms, which start at 1 and change by at most
     # the learning rate per step, can sharpen attention. In a run this short they need a faster rate.
     sharpness_factor: float = 3.0
-    warmup: int = 60
-    cooldown: int = 1300  # steps over which the rates fall to zero at the end
+    rates: tuple[tuple[int, float], ...] = RATES
     ema: float = 0.998
     shift: float = 3.0
     drop_prompt: float = 0.05
@@ -111,8 +139,9 @@ class Recipe:
         raise IndexError(f"step {step} after the last")
 
     def rate_at(self, step: int) -> float:
-        """Factor of the learning rates: warm-up, a plateau, then linearly to zero."""
-        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / self.cooldown)
+        """Factor of the learning rates."""
+        steps, factors = zip(*self.rates, strict=True)
+        return float(np.interp(step, steps, factors))
 
 
 class Trainer:
@@ -144,6 +173,14 @@ class Trainer:
         self.blocks: Sequence[Callable[..., Tensor]] | None = None
         if compile_blocks:
             self.blocks = [torch.compile(block, dynamic=False) for block in transformer.blocks]
+
+    def start_from(self, folder: Path, step: int) -> None:
+        """Take the weights of a folder as those after `step`; the optimisers start with nothing."""
+        given = WorldPipeline.from_pretrained(str(folder), local_files_only=True)
+        for model in (self.model, self.average):
+            model.transformer.load_state_dict(given.transformer.state_dict())
+            model.prompt_table.load_state_dict(given.prompt_table.state_dict())
+        self.step = step
 
     def train_step(self) -> float:
         """One step of training; returns the loss."""

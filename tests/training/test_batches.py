@@ -48,15 +48,46 @@ def test_batch_of_all_tokens_equals_the_rendered_clip() -> None:
 
 
 @pytest.mark.parametrize("num_frames", [8, 16, 17])
-@pytest.mark.parametrize("cut", ["frames", "blocks", "near"])
-def test_subsets_hold_tokens_of_the_first_frame_and_none_twice(num_frames: int, cut: str) -> None:
+@pytest.mark.parametrize(
+    ("cut", "tokens", "first"),
+    [
+        ("frames", 256, 0),
+        ("blocks", 256, 0),
+        ("frames", 224, 32),
+        ("blocks", 224, 32),
+        ("near", 256, 48),
+        ("crops", 256, 48),
+        ("spread", 256, 48),
+    ],
+)
+def test_subsets_hold_tokens_of_the_first_frame_and_none_twice(
+    num_frames: int, cut: str, tokens: int, first: int
+) -> None:
     clips = draw_clips(0, 0, 8, MIXED)
-    shape = BatchShape(8, cut, 256, first=48, num_frames=num_frames, size=32)
+    shape = BatchShape(8, cut, tokens, first=first, num_frames=num_frames, size=32)
     for index in choose_tokens(shape, clips, seeded(num_frames)):
         assert len(index) == len(index.unique()) == shape.tokens
-        assert (index < 64).sum() == (64 if cut != "near" else 48)
+        assert (index < 64).sum() == (first or 64)
         assert torch.equal(index, index.sort().values)
         assert index[-1] < num_frames * 64
+
+
+@pytest.mark.parametrize(
+    ("cut", "betrays"),
+    [("frames", False), ("blocks", False), ("spread", False), ("near", True), ("crops", True)],
+)
+def test_which_cuts_betray_where_the_ball_is(cut: str, betrays: bool) -> None:
+    shape = BatchShape(8, cut, 64 + 512, first=64, size=32)
+    one, other = (choose_tokens(shape, draw_clips(0, start, 8, MIXED), seeded()) for start in (0, 8))
+    assert torch.equal(one[:, 64:], other[:, 64:]) != betrays
+
+
+def test_levels_can_be_spread_evenly_over_the_clips() -> None:
+    transformer = build_model(seeded(), num_layers=1).transformer
+    shape = BatchShape(8, "frames", 32, num_frames=4, size=16, even=True)
+    level = make_batch(transformer, shape, draw_clips(0, 0, 8, MIXED), seeded(), **OPTIONS).level
+    uniform = level / (3 - 2 * level)  # before the shift
+    assert (uniform * 8).long().tolist() == list(range(8))
 
 
 def test_near_tokens_hold_most_of_what_moves() -> None:

@@ -19,8 +19,7 @@ BALLS = (0.4, 0.3, 0.3)
 RECIPE = Recipe(
     stages=(Stage(2, (1.0, 0.0, 0.0), (TINY,)), Stage(2, BALLS, (TINY,))),
     num_layers=1,
-    warmup=1,
-    cooldown=2,
+    rates=((0, 1.0), (2, 1.0), (4, 0.0)),
     validation_shape=TINY,
 )
 
@@ -63,7 +62,7 @@ def test_a_second_run_does_not_overwrite_the_first(
 
 def test_the_error_falls() -> None:
     recipe = Recipe(
-        stages=(Stage(60, BALLS, (TINY,)),), num_layers=1, warmup=1, cooldown=1, validation_shape=TINY
+        stages=(Stage(60, BALLS, (TINY,)),), num_layers=1, rates=((0, 1.0),), validation_shape=TINY
     )
     trainer = Trainer(recipe)
     before = trainer.validate()
@@ -73,16 +72,43 @@ def test_the_error_falls() -> None:
     assert all(after[key] < 0.8 * before[key] for key in before), (before, after)
 
 
-def test_stages_follow_each_other_and_the_rate_ends_at_zero() -> None:
+def test_stages_follow_each_other_and_rates_are_linear_between_their_steps() -> None:
     other = BatchShape(1, "all", num_frames=2, size=16)
     recipe = Recipe(
-        stages=(Stage(60, BALLS, (TINY, other)), Stage(40, BALLS, (other,))), warmup=10, cooldown=50
+        stages=(Stage(60, BALLS, (TINY, other)), Stage(40, BALLS, (other,))),
+        rates=((0, 0.0), (10, 1.0), (50, 1.0), (100, 0.0)),
     )
     assert recipe.steps == 100
     assert recipe.stage_at(59) == (recipe.stages[0], 59)
     assert recipe.stage_at(60) == (recipe.stages[1], 0)
-    assert recipe.rate_at(0) < recipe.rate_at(9) == recipe.rate_at(50) == 1
-    assert 0 < recipe.rate_at(99) < recipe.rate_at(60) < 1
+    assert [recipe.rate_at(step) for step in (5, 10, 50, 75)] == [0.5, 1, 1, 0.5]
+    assert 0 < recipe.rate_at(99) < 0.03
+
+
+def test_the_recipe_ends_at_rate_zero_and_learns_in_every_stage() -> None:
+    recipe = Recipe()
+    assert recipe.rate_at(recipe.steps) == 0 < recipe.rate_at(recipe.steps - 1) < 0.01
+    assert [step for step, _ in recipe.rates] == sorted({step for step, _ in recipe.rates})
+    first = 0
+    for stage in recipe.stages:
+        assert max(map(recipe.rate_at, range(first, first + stage.steps))) > 0.02
+        first += stage.steps
+
+
+def test_a_run_can_start_from_given_weights(tmp_path: Path) -> None:
+    former = Trainer(RECIPE)
+    for _ in range(2):
+        former.train_step()
+    former.export(tmp_path / "weights")
+    trainer = Trainer(RECIPE)
+    trainer.start_from(tmp_path / "weights", 2)
+    assert trainer.step == 2
+    for key, value in former.average.state_dict().items():
+        for model in (trainer.model, trainer.average):
+            assert torch.equal(model.state_dict()[key], value.half().float()), key
+    trainer.train_step()
+    changed = trainer.model.state_dict()
+    assert any(not torch.equal(changed[key], value) for key, value in former.average.state_dict().items())
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:

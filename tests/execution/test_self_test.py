@@ -131,6 +131,7 @@ def test_a_backend_that_failed_is_not_chosen(monkeypatch):
 
 
 def test_an_old_gpu_is_told_so_and_gets_no_slow_backend(monkeypatch):
+    monkeypatch.setattr(TritonBackend, "unavailable", lambda self: None)  # as if Triton were installed
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")

@@ -84,7 +84,8 @@ def _how(model: type) -> tuple[str, str]:
     return "not", "no: its attention does not go through the dispatcher"
 
 
-def _pipelines() -> Iterator[tuple[str, type]]:
+def _pipelines() -> Iterator[tuple[str, Any]]:
+    """Names and classes."""
     diffusers = require_diffusers()
     for name in sorted(dir(diffusers)):
         if not name.endswith("Pipeline"):

@@ -133,6 +133,25 @@ def test_padded_text_changes_nothing(tiny, scheduler, denoise, speed_up):
     assert torch.allclose(first, second, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "name, samples, tokens, text",
+    [
+        ("hunyuan", 1, 197, 5),
+        ("hunyuan 1.5", 1, 198, 6),
+        ("mochi", 2, 196, 4),
+    ],  # the longest text of the batch
+)
+def test_padded_text_is_not_billed(name, samples, tokens, text, tiny, scheduler, denoise, speed_up):
+    """Only valid rows of text are computed exactly, of 8, 13 and 6."""
+    model, inputs = tiny.build(name)
+    with speed_up(model, 0.22, scheduler=scheduler) as handle:
+        denoise(model, inputs, scheduler)
+        total = handle.report().total
+    heads = total.sparse * 2 * samples
+    assert total.sparse == 12 and total.pairs["possible"] <= heads * tokens * tokens
+    assert 0 < total.pairs["exact"] <= heads * text * tokens
+
+
 def test_causal_blocks_of_skyreels_stay_dense_and_are_counted(tiny, scheduler, denoise, speed_up):
     model, inputs = tiny.build("skyreels")
     model._set_ar_attention(3)

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from residua.evaluate.engine import PlainLoop, plan_pool
+from residua.errors import InputError
+from residua.evaluate import engine
+from residua.evaluate.engine import PlainLoop, StoppedError, plan_pool
 from residua.evaluate.records import Job
 from residua.evaluate.run import Options, Outcome, evaluate
 from residua.evaluate.store import Store
@@ -156,3 +158,23 @@ def test_the_small_model_in_the_box_gets_a_worker_per_core(make_suite):
     job = Job(make_suite(2, model="world", work=Workers()), Path("out"), "run")
     pool = plan_pool(job, {"CPU": 8.0}, nodes=1, rows=100)
     assert (pool.workers, pool.threads, pool.measuring) == (8, 1, 1)
+
+
+class BusyMachine:
+    """A Ray that cannot start."""
+
+    @staticmethod
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nAnd so on.")  # what Ray raises
+
+
+@pytest.mark.parametrize(
+    "address, kind, words",
+    [
+        (None, StoppedError, r"timed out during startup\.\): .* --ray off"),
+        ("auto", InputError, "--ray auto: no cluster answers"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_one_line_with_a_way_out(address, kind, words):
+    with pytest.raises(kind, match=words):
+        engine._initialise(BusyMachine, address)

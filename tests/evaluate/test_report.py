@@ -68,6 +68,16 @@ def test_means_and_differences_are_those_of_the_rows(suite):
     assert {"report.html", "report.md", "rows.parquet", "per-layer.png"} <= set(files)
 
 
+def test_an_interval_stands_below_its_mean_on_the_page(suite):
+    files, found = report(suite, rows_of(suite, lower))
+    table = found["tables"][0]
+    cell = dict(zip(table["columns"], table["rows"][-1], strict=True))["PSNR dB"]
+    mean, _, interval = cell.partition(" ")
+    assert f'{mean}<span class="interval">{interval}</span>' in files["report.html"].decode()
+    speed = next(table for table in found["tables"] if table["title"] == "Speed")
+    assert speed["rows"][-1][1:3] == ["2.00", "4.00x"]  # the same in every prompt: no interval
+
+
 def test_residua_has_its_colour_and_other_methods_have_not(make_suite):
     given = {
         "dense": {}, "balanced": {"quality": "balanced"}, "low": {"density": 0.1},

@@ -6,7 +6,7 @@ import inspect
 import sys
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,10 @@ from .accelerate import COMPONENTS
 from .families import supported
 from .families.generic import BLOCK_MASKS
 from .versions import require_diffusers
+
+MODULAR = "modular: made of blocks; what counts is the class of the transformer it loads"
+ABSENT = "needs a package that is not installed here"
+OTHER = "no: a UNet, or another model that is no transformer over video or image tokens"
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,30 @@ def table() -> str:
     """The coverage as a table in Markdown."""
     lines = ["| transformer | Residua | pipelines |", "|---|---|---|"]
     for row in coverage():
-        names = ", ".join(name.removesuffix("Pipeline") for name in row.pipelines)
-        lines.append(f"| `{row.model}` | {row.why} | {names} |")
+        lines.append(f"| `{row.model}` | {row.why} | {_short(row.pipelines)} |")
     return "\n".join(lines)
+
+
+def rest() -> dict[str, tuple[str, ...]]:
+    """The pipelines that name no transformer, by reason."""
+    covered = {name for row in coverage() for name in row.pipelines}
+    found: dict[str, list[str]] = {MODULAR: [], ABSENT: [], OTHER: []}
+    base = require_diffusers().ModularPipeline
+    for name, pipeline in _pipelines():
+        if name not in (*covered, "DiffusionPipeline", "ModularPipeline"):
+            modular, absent = issubclass(pipeline, base), hasattr(pipeline, "_backends")
+            found[MODULAR if modular else ABSENT if absent else OTHER].append(name)
+    return {reason: tuple(names) for reason, names in found.items()}
+
+
+def rest_table() -> str:
+    """The same as a table in Markdown."""
+    lines = ["| Residua | pipelines |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {reason} | {_short(names)} |" for reason, names in rest().items())])
+
+
+def _short(names: Iterable[str]) -> str:
+    return ", ".join(name.removesuffix("Pipeline") for name in names)
 
 
 def _how(model: type) -> tuple[str, str]:
@@ -59,8 +84,8 @@ def _how(model: type) -> tuple[str, str]:
     return "not", "no: its attention does not go through the dispatcher"
 
 
-def _transformers() -> Iterator[tuple[str, type]]:
-    """Names of pipelines, each with the class of a transformer that it uses."""
+def _pipelines() -> Iterator[tuple[str, Any]]:
+    """Names and classes."""
     diffusers = require_diffusers()
     for name in sorted(dir(diffusers)):
         if not name.endswith("Pipeline"):
@@ -71,8 +96,13 @@ def _transformers() -> Iterator[tuple[str, type]]:
                 pipeline = getattr(diffusers, name)
             except (AttributeError, ImportError, RuntimeError):
                 continue  # it needs a package that is not installed
-        if not inspect.isclass(pipeline):
-            continue
+        if inspect.isclass(pipeline):
+            yield name, pipeline
+
+
+def _transformers() -> Iterator[tuple[str, type]]:
+    """Names of pipelines, each with the class of a transformer that it uses."""
+    for name, pipeline in _pipelines():
         parameters = inspect.signature(pipeline.__init__).parameters
         for component in COMPONENTS:
             if component in parameters:
@@ -89,4 +119,4 @@ def _classes(annotation: Any, pipeline: type) -> Iterator[type]:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(), rest_table(), sep="\n\n")

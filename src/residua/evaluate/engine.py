@@ -189,13 +189,16 @@ def _kept_quiet(log: Path) -> Iterator[None]:
 
 def _initialise(ray: Any, address: str | None) -> None:
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    if address is None:
-        ray.init(address="local", include_dashboard=False, object_store_memory=_store_bytes(), **quiet)
-        return
+    own = {"address": "local", "include_dashboard": False, "object_store_memory": _store_bytes()}
     try:
-        ray.init(address=address, **quiet)
+        ray.init(**(own if address is None else {"address": address}), **quiet)
     # Ray passes on whatever errors its transport raises.
     except Exception as error:
+        if address is None:
+            raise StoppedError(
+                f"Ray does not start on this machine ({_first_line(error)}): it may be busy or short of "
+                "memory. Run the same command again, or without Ray: --ray off"
+            ) from error
         raise InputError(
             f"--ray {address}: no cluster answers ({_first_line(error)}); start one with `ray start --head`, "
             "give its address, or leave --ray out to run on this machine"

@@ -131,8 +131,9 @@ def _cell(found: Estimate | None, form: str) -> str:
     if found is None:
         return "-"
     interval = ""
-    if found.low is not None and found.high is not None and found.low < found.high:
-        interval = f" [{form.format(found.low)}, {form.format(found.high)}]"
+    if found.low is not None and found.high is not None:
+        low, high = form.format(found.low), form.format(found.high)
+        interval = f" [{low}, {high}]" if low != high else ""  # equal at this precision: it says nothing more
     return f"{form.format(found.mean)}{interval}"
 
 

@@ -123,7 +123,10 @@ def check_model(host: Any, name: str) -> dict[str, Any]:
     assert (first.total.sparse, first.total.warm) == (second.total.sparse, second.total.warm)
     with EntryByEntry():
         exactly = apart(host.sample(low, batched=False), host.sample(low))
-    assert exactly <= 1e-5, f"split and batched guidance differ by {exactly:.1e}"
+        alike = apart(host.sample(model, batched=False), host.sample(model))
+    # Equal tensors are promised to give equal results; if a layer of the host that `EntryByEntry` does not
+    # know makes even dense runs differ, whole runs say nothing about us.
+    assert exactly == 0 or alike > 0, f"split and batched guidance differ by {exactly:.1e}"
     # What the host's own rounding makes of it: where two centres of groups are equally near to a token, it
     # can decide. The differences are printed, with those of dense runs beside them.
     between, floor = apart(split, batched), apart(host.sample(model, batched=False), dense)
@@ -134,6 +137,7 @@ def check_model(host: Any, name: str) -> dict[str, Any]:
         "sparse": differs,
         "same calls batched": together,
         "split - batched, layers entry by entry": exactly,
+        "split - batched, layers entry by entry, dense": alike,
         "split - batched": between,
         "split - batched, dense": floor,
         "report": first,

@@ -2,9 +2,10 @@
 
     python comfyui/tests/real.py --comfyui PATH [--server] [--seeds 8]
 
-PATH is a checkout of ComfyUI whose requirements are installed beside residua. `--server` also starts it, with
-the node package linked into custom_nodes, and sends a prompt through it. `--seeds` also counts in how many
-runs the host's own rounding, which differs between split and batched guidance, tips a choice.
+PATH is a checkout of ComfyUI whose requirements are installed beside residua. Without torchvision and
+torchaudio stand-ins take their place; one that was built for another torch must go. `--server` also starts
+ComfyUI, with the node package linked into custom_nodes, and sends it a prompt. `--seeds` also counts in how
+many runs the own rounding of the host, which differs between split and batched guidance, tips a choice.
 """
 
 from __future__ import annotations

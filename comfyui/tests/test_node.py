@@ -20,7 +20,8 @@ CALLS = 4 * 2 * 3  # steps, branches, blocks
 
 @pytest.mark.parametrize("name", ["wan", "cosmos", "hunyuan", "hunyuan, text first"])
 def test_every_model(name, host, checks):
-    checks.check_model(host, name)
+    found = checks.check_model(host, name)
+    assert found["split - batched, layers entry by entry, dense"] == 0
 
 
 def total(model):
@@ -143,7 +144,8 @@ def test_several_videos_at_once(host, checks):
     dense = host.sample(model, videos=2)
     assert checks.apart(host.sample(checks.sparse(model, 1.0), videos=2), dense) <= 1e-5
     low = checks.sparse(model)
-    assert checks.apart(host.sample(low, videos=2, batched=False), host.sample(low, videos=2)) <= 1e-5
+    with checks.EntryByEntry():  # otherwise layers of torch round differently with four entries than with two
+        assert torch.equal(host.sample(low, videos=2, batched=False), host.sample(low, videos=2))
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

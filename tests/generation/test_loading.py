@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import shutil
 
 import pytest
 import torch
@@ -28,6 +31,39 @@ def test_hostile_folders_are_refused(tmp_path):
         index.write_text(content)
         with pytest.raises(IntegrationError, match="cannot be loaded"):
             load(str(tmp_path), Placement(device="cpu"))
+
+
+def test_pickled_weights_are_not_opened(weights, tmp_path):
+    """They would run code; this one leaves a file."""
+    marker = tmp_path / "was-run"
+    pickled = pickle.dumps(Running(f"touch {marker}"))
+    world = tmp_path / "world"
+    shutil.copytree(weights, world)
+    for path in world.rglob("*.safetensors"):
+        path.with_suffix(".bin").write_bytes(pickled)
+        path.unlink()
+    other = tmp_path / "other"
+    (other / "unet").mkdir(parents=True)
+    parts = {"unet": ["diffusers", "UNet2DModel"], "scheduler": ["diffusers", "DDPMScheduler"]}
+    (other / "model_index.json").write_text(json.dumps({"_class_name": "DDPMPipeline", **parts}))
+    (other / "unet" / "config.json").write_text(json.dumps({"_class_name": "UNet2DModel"}))
+    (other / "unet" / "diffusion_pytorch_model.bin").write_bytes(pickled)
+    (other / "scheduler").mkdir()
+    (other / "scheduler" / "scheduler_config.json").write_text("{}")
+    for folder in (world, other):
+        with pytest.raises(IntegrationError, match=r"cannot be loaded.*safetensors"):
+            load(str(folder), Placement(device="cpu"))
+    assert not marker.exists()
+    pickle.loads(pickled)
+    assert marker.exists()
+
+
+class Running:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
 
 
 def test_damaged_weights_are_a_clear_error(weights, tmp_path):

@@ -43,5 +43,8 @@ def load_pipeline(
             f"{folder}: no model_index.json; wanted a folder as written by python -m training.train"
         )
     options = {} if torch_dtype is None else {"torch_dtype": torch_dtype}
-    pipeline: WorldPipeline = WorldPipeline.from_pretrained(str(folder), local_files_only=True, **options)
+    # Safetensors only: a pickle can run any code.
+    pipeline: WorldPipeline = WorldPipeline.from_pretrained(
+        str(folder), local_files_only=True, use_safetensors=True, **options
+    )
     return pipeline.to(device)

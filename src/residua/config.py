@@ -35,7 +35,8 @@ class Config:
     Attributes:
         density: What a call may cost, as a share of dense attention. With the reconstructions "anchored" and
             "tail" it pays for everything: exact pairs, probe rows, router, summary. With "probe" (the
-            paper's) and "none" it counts exact pairs alone.
+            paper's) and "none" it counts exact pairs alone. With `max_error` or `balance`, exact rows and
+            pinned keys (text) are paid for beside it.
         reconstruction: What stands for skipped pairs: "anchored", "tail", "probe" or "none".
         max_error: A bound on the estimated mean relative row error of every head. Each head then spends as
             much as it needs to stay below the bound, at most `density`; a head that cannot stay below it runs

@@ -11,6 +11,8 @@ from oracle import masked_attention, normal, qkv, small, worst
 from residua import Config, InputError, State, attention
 from residua.budget import bounded
 from residua.budget.bounded import MAX_STEP, POWER, SHARE
+from residua.inputs import validate
+from residua.routing import beside_held, without_held
 
 DENSITY = 0.6
 
@@ -206,3 +208,42 @@ def test_dials_that_do():
     bound = {"max_error": 1.0, "reconstruction": "tail"}
     for settings in ({"max_error": 0.1}, bound, {"balance": True}, {"drift_rank": 0}):
         assert Config.from_dict(Config(**settings).to_dict()) == Config(**settings)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("settings", [{"balance": True}, {"max_error": 0.9}])
+def test_a_budget_that_moves_is_for_what_may_be_skipped(settings, masked):
+    """Text that would use up the whole budget comes on top of it, and what was learned is of the rest."""
+    q, k, v = qkv(1, 2, 2, 400, 400)
+    text, valid = (300, 400), 70 if masked else 100
+    spans = {"pinned_keys": text, "exact_queries": (300, 300 + valid)}
+    if masked:
+        spans["key_mask"] = (torch.arange(400) < 300 + valid)[None]
+    config = small(density=0.3, probes=16, **settings)
+    state = State()
+    costs = []
+    for _ in range(3):
+        _, receipt = attention(q, k, v, config, state, return_receipt=True, **spans)
+        costs.append(receipt.cost)
+    keys = 300 + valid
+    held = (valid * keys + (400 - valid) * valid) / (400 * keys)
+    assert held > 0.3
+    assert costs[0] == pytest.approx(held + 0.3 * (1 - held), abs=0.03)
+    assert all(held < cost <= held + 0.7 * (1 - held) for cost in costs[1:])
+
+
+def test_a_fixed_budget_pays_for_text_too():
+    q, k, v = qkv(1, 2, 2, 400, 400)
+    spans = {"pinned_keys": (360, 400), "exact_queries": (360, 400)}
+    _, receipt = attention(q, k, v, small(density=0.4, probes=16), return_receipt=True, **spans)
+    assert receipt.cost <= 0.4
+
+
+@given(st.floats(0.01, 1.0), st.integers(0, 60), st.integers(0, 60), st.integers(1, 60))
+def test_densities_with_and_without_text_are_each_others_reverse(density, exact, pinned, valid):
+    mask = (torch.arange(64) < max(valid, pinned + 1))[None]
+    call = validate(*qkv(1, 1, 1, 64, 64), pinned_keys=(0, pinned), exact_queries=(0, exact), key_mask=mask)
+    free = torch.full((1, 1), density, dtype=torch.float64)
+    whole = beside_held(call, free)
+    assert density <= float(whole) + 1e-12 <= 1 + 1e-9
+    assert torch.allclose(without_held(call, whole), free)

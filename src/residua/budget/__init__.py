@@ -1,5 +1,9 @@
 """What each head of a call may spend: a fixed share of dense attention, as much as an error bound needs, or
-its part of a budget that many heads share."""
+its part of a budget that many heads share.
+
+A fixed density pays for everything, text tokens included. Budgets that move are for what can be skipped: what
+exact rows and pinned keys take comes on top, because no head could do without it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..reconstruction import Choice, GroupedCall, Reconstruction, Verdict
+from ..routing import beside_held, without_held
 from ..state import State
 from ..types import Call, Probes
 from . import bounded
@@ -24,9 +29,9 @@ def allowance(call: Call, config: Config, state: State | None) -> Tensor:
             learned = state.shared.allowance(state, config.density, config.max_error)
         else:
             learned = state.budget
-    if learned is not None:
-        return learned
-    return torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
+    if learned is None:
+        learned = torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
+    return beside_held(call, learned) if config.moves_budget else learned
 
 
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
@@ -34,6 +39,7 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
     call, config = grouped.call, grouped.config
     if verdict.error is None or verdict.choice is None or not config.moves_budget:
         return
+    spent = without_held(call, grouped.allowed)
     floor = method.min_density(grouped).clamp(max=config.density)
     dense = verdict.choice == Choice.DENSE
     budget = None
@@ -41,11 +47,11 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
         # a dense head's sparse error is unknown, so it keeps what was known before
         pairs = float(call.q.shape[2] * call.k.shape[2])
         error = torch.where(dense, config.max_error or 1.0, verdict.error)
-        state.shared.learn(state, grouped.allowed, error, _output_norm(verdict.probes), floor, pairs)
+        state.shared.learn(state, spent, error, _output_norm(verdict.probes), floor, pairs)
     else:
         assert config.max_error is not None
         budget = bounded.next_budget(
-            grouped.allowed, verdict.error, dense, floor, ceiling=config.density, bound=config.max_error
+            spent, verdict.error, dense, floor, ceiling=config.density, bound=config.max_error
         )
     state.remember_budget(call, config, budget)
 

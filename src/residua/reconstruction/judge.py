@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..probes import place_probes
+from ..routing import beside_held
 from ..types import Choice, Probes, Route, SummaryKeys
 from .base import GroupedCall, Verdict
 
@@ -67,7 +68,8 @@ def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) 
     best = best + int(CANDIDATES[-len(errors)])  # from the place among the candidates to the `Choice`
     if grouped.config.max_error is not None:
         # even with all that the head may spend it is too far off
-        dense = (error > grouped.config.max_error) & (grouped.allowed >= grouped.config.ceiling)
+        most = beside_held(grouped.call, torch.full_like(grouped.allowed, grouped.config.ceiling))
+        dense = (error > grouped.config.max_error) & (grouped.allowed >= most)
         best, error = torch.where(dense, int(Choice.DENSE), best), torch.where(dense, 0.0, error)
     return best, error
 

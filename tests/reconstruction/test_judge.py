@@ -11,6 +11,7 @@ from oracle import expand_heads, masked_attention, paper, qkv, small
 
 from residua import attention
 from residua.execution import backends
+from residua.inputs import validate
 from residua.reconstruction import Choice
 from residua.reconstruction.judge import choose
 from residua.row_error import weighted_error
@@ -23,7 +24,10 @@ def chosen(errors, bare=False, density=0.22, **settings):
     """What the judge makes of candidates with these relative errors, for one head: -> choice, error."""
     allowed = torch.full((1, 1), density, dtype=torch.float64)
     backend = backends()["portable"]
-    work = SimpleNamespace(config=small(density=0.22, **settings), allowed=allowed, backend=backend)
+    call = validate(*qkv(1, 1, 1, 16, 16))  # without text
+    work = SimpleNamespace(
+        call=call, config=small(density=0.22, **settings), allowed=allowed, backend=backend
+    )
     rows = torch.tensor(errors).view(-1, 1, 1, 1).expand(-1, 1, 1, 6)
     choice, error = choose(work, rows, torch.ones(1, 1, 6), torch.tensor([[bare]]))
     return int(choice), float(error)

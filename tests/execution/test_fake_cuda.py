@@ -80,6 +80,18 @@ def test_values_are_not_read_for_nan_alone(default):
     assert "broken" not in {launch.name for launch in default.launches}
 
 
+def test_what_was_many_launches_is_one(default):
+    names = [launch.name for launch in default.launches]
+    assert {name: names.count(name) for name in ("split", "merge", "slots", "mass", "key_covariance")} == {
+        "split": 1, "merge": 1, "slots": 1, "mass": 1, "key_covariance": 1,
+    }  # fmt: skip
+
+
+def test_next_to_nothing_is_computed_in_fp64(default):
+    """A consumer GPU has a 64th of its rate for it."""
+    assert sum(op.flops for op in default.operations if op.dtype == "float64") <= 0.5e9
+
+
 def test_cells_are_ranked_once(default):
     assert sum(op.name == "sort" for op in default.operations) == 1
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from residua import doctor
+from residua.cli.app import app
 from residua.errors import BackendError
 from residua.execution import gpu_cache, self_test
 from residua.execution.backend import BACKENDS, Backend, Demand
@@ -110,6 +114,30 @@ def test_first_use_runs_once_per_gpu_and_version(monkeypatch):
     monkeypatch.setattr(gpu_cache, "gpu_key", lambda device: "a third GPU")
     self_test.first_use(Portable(), CPU)
     assert runs.call_count == 2
+
+
+@pytest.mark.parametrize(("backend", "passes"), [(Portable, True), (Wrong, False), (Raising, False)])
+def test_the_command_prints_a_verdict_per_kernel(monkeypatch, backend, passes):
+    """`residua doctor --self-test` as on a GPU, with a backend of the CPU in its place."""
+    found = backend()
+    monkeypatch.setattr(found, "gpu_by_itself", True, raising=False)
+    monkeypatch.setattr(doctor, "backends", lambda: {found.name: found})
+    monkeypatch.setattr(doctor, "self_test", partial(doctor.self_test, CPU))
+    monkeypatch.setattr(doctor, "run_self_test", partial(self_test.run_self_test, shapes=SHAPE))
+    monkeypatch.setattr(doctor, "_timed", lambda name, device: f"{name} beside SDPA")
+    shown = CliRunner().invoke(app, ["doctor", "--self-test", "--json"])
+    assert shown.exit_code == (0 if passes else 1)
+    (row,) = json.loads(shown.stdout)
+    assert row["backend"] == found.name
+    assert len(row["checks"]) == 2 * 28
+    assert all(check["passed"] for check in row["checks"]) == passes
+    if passes:
+        assert row["verdict"] == "portable beside SDPA"
+    else:
+        assert "failed its self-test on this GPU" in row["verdict"]
+        assert self_test.first_use(found, CPU) == row["reason"]  # kept: it is not chosen
+    shown = CliRunner().invoke(app, ["doctor", "--self-test"], env={"COLUMNS": "200"})
+    assert ("FAILED" in shown.stdout) != passes
 
 
 def test_a_backend_that_failed_is_not_chosen(monkeypatch):

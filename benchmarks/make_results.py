@@ -36,6 +36,15 @@ STUDIES = {
     "budgets": ("budgets", ("world-16k", "world-32k")),
     "rivals": ("rivals", ("world",)),
 }
+# Whole generations: page -> its suite in this folder.
+SUITES = {
+    "held-out": "held_out",
+    "long": "long",
+    "twenty-steps": "twenty_steps",
+    "eight-steps": "eight_steps",
+    "four-steps": "four_steps",
+    "shared-budgets": "budgets",
+}
 METHODS = (
     "compare --model world --methods dense,sparge,svg2,svoo,svg-ear,hard-drop,paper,authors,anchored "
     "--densities 0.22 --steps 10 --dense-steps 0.1 --dense-layers 0 --min-tokens 0"
@@ -62,13 +71,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--calls", type=Path, help="a folder of recorded calls that you have")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "results", help="captures and reports")
-    parser.add_argument("--only", action="append", choices=[*STUDIES, "methods"], help="may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=[*STUDIES, "methods", *SUITES], help="may be repeated"
+    )
     parser.add_argument(
         "--scenes", type=int, default=2, help="how many of the report scenes, for the methods"
     )
     parser.add_argument("--lpips", type=Path, help="LPIPS weights (safetensors), for the methods")
     given = parser.parse_args()
-    wanted = given.only or [*STUDIES, "methods"]
+    wanted = given.only or [*STUDIES, "methods", *SUITES]
     PAGES.mkdir(parents=True, exist_ok=True)
     folders: dict[str, Path] = {}
     for name, command in CAPTURES.items():
@@ -88,6 +99,16 @@ def main() -> None:
         extra = [] if given.lpips is None else ["--lpips", str(given.lpips)]
         residua(METHODS, "--scenes", f"report:{given.scenes}", "--out", str(out), "--force", *extra)
         publish("methods-world", out)
+    for page in [name for name in SUITES if name in wanted]:
+        out = given.work / page
+        suite = f"{SUITES[page]}.toml"
+        residua(f"evaluate benchmarks/{suite} --out {out} --ray off")  # goes on where it stopped
+        publish(page, out / "report")
+        # The report names the files without their folders.
+        text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+        shown = f"residua evaluate benchmarks/{suite} --out runs/{page} --ray off"
+        text = text.replace(f"residua evaluate {suite} --out {page}", shown)
+        (PAGES / f"{page}.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -76,8 +76,7 @@ def reconstructions(
     out: Out = RECONSTRUCTIONS,
     force: ForceFolder = False,
 ) -> None:
-    """Compare the reconstructions at equal cost, show what each part of "anchored" adds, and check the error
-    estimates."""
+    """Compare reconstructions at equal cost, the parts of "anchored", and the estimates of the error."""
     with readable_errors():
         from ..config import Config
 

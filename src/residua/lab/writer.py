@@ -52,6 +52,8 @@ class CaptureWriter:
 
     def _resume(self) -> None:
         found = read_manifest(self.folder)
+        if not found["calls"]:  # a run that was interrupted before its first call: nothing to keep
+            return
         for name in ("model", "run"):
             if found.get(name) != self._manifest[name]:
                 raise InputError(
@@ -96,12 +98,15 @@ class CaptureWriter:
             "text": None if text is None else [list(pair) for pair in text],
             "text_queries": None if text_queries is None else [list(pair) for pair in text_queries],
         }  # fmt: skip
+        if not self._known:
+            # First: a folder with a call and no manifest would be taken for somebody else's.
+            _write_manifest(self.folder, self._manifest)
         _replace(self.folder / str(entry["file"]), lambda path: save_file(tensors, path))
-        self._manifest["calls"].append(entry)
+        more = {**self._manifest, "calls": [*self._manifest["calls"], entry]}
+        _write_manifest(self.folder, more)
+        self._manifest = more
         self._known.add(entry_key(entry))
         self.bytes += size
-        text_of = json_text.dumps(self._manifest, indent=1) + "\n"
-        _replace(self.folder / MANIFEST, lambda path: path.write_text(text_of, encoding="utf-8"))
         return True
 
 
@@ -109,9 +114,18 @@ def clear_capture(folder: Path) -> None:
     """Deletes the calls that a folder's manifest lists, and the manifest; other files stay."""
     if not (folder / MANIFEST).exists():
         return
-    for call in read_captures(folder):
+    found = read_manifest(folder)
+    calls = read_captures(folder) if found["calls"] else []
+    # Whatever stops this, the folder can be used again: its manifest lists no call that is gone.
+    _write_manifest(folder, {**found, "calls": []})
+    for call in calls:
         call.path.unlink()
     (folder / MANIFEST).unlink()
+
+
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    text = json_text.dumps(manifest, indent=1) + "\n"
+    _replace(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def _compact(x: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from ...config import Config
 from ...errors import InputError
 from ...execution.backend import Backend, Demand
 from ...execution.selection import choose_backend
+from ...held import pinned_keys, valid_keys
 from ...inputs import Spans, validate
 from ...methods import METHODS, Method
-from ...routing import pair_budget, pinned_keys, valid_keys
+from ...routing import pair_budget
 from ...stopwatch import Stopwatch
 from ...types import Call, Partition, Route
 from .base import RIVALS, Outcome, Rival, Task
@@ -64,13 +65,13 @@ class RivalMethod(Method):
         key_mask: Tensor | None = None,
         scale: float | None = None,
         grid: tuple[int, int, int] | None = None,
-        profile: bool = False,
+        time_stages: bool = False,
     ) -> tuple[Tensor, Receipt]:
         call = validate(
             q, k, v, scale=scale, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask
         )
         backend = choose_backend(config.backend, Demand.of(call))
-        run = _Run(self.rival, call, config, backend, Stopwatch(profile, q.device), grid)
+        run = _Run(self.rival, call, config, backend, Stopwatch(time_stages, q.device), grid)
         warm = state is not None and state.warm
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
             if not call.routable:

@@ -13,8 +13,7 @@ from ...config import Config
 from ...execution.backend import Backend, Demand
 from ...execution.selection import choose_backend
 from ...grouping.partition import group_tokens
-from ...probes import coverage_weights
-from ...probes import select as select_rows
+from ...probes import choose_rows, coverage_weights
 from ...reconstruction.probe import apply_fit
 from ...routing import pair_budget, route_cells
 from ...row_error import row_errors
@@ -117,7 +116,7 @@ class Subject:
         labels = self.call.free_queries.take(grouping.query.labels, 2)
         # only this policy takes a seed
         generator = torch.Generator().manual_seed(seed) if policy == "random" else None
-        rows, weights = select_rows(
+        rows, weights = choose_rows(
             grouping.coordinates, labels, grouping.query.groups, count, policy, generator,
             order=self.config.probe_order, backend=self.backend,
         )  # fmt: skip

@@ -8,12 +8,14 @@ import pytest
 import torch
 from oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
 
-from residua import attention
+from residua import Config, attention
 from residua.execution.backend import Backend
 from residua.grouping import group_tokens
 from residua.inputs import validate
 from residua.routing import route_cells
+from residua.row_error import row_errors
 from residua.sizing import resolve
+from residua.synthetic import VideoLike, video_like
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 
@@ -86,6 +88,27 @@ def test_text_that_costs_more_than_the_budget_is_still_computed_and_said():
     )
     assert receipt.density > 0.22 and out.isfinite().all()
     assert any("pinned keys" in note and "above the target" in note for note in receipt.notes)
+
+
+@pytest.mark.parametrize("density, text, over", [(0.22, 270, True), (0.3, 60, False)])
+def test_text_does_not_starve_a_fixed_density(density, text, over):
+    """270 rows of text take all of 22 %; the rest gets half as much. Without that its error would be 0.92."""
+    video = video_like(VideoLike((8, 16, 16), heads=2, head_dim=64))
+    q, k, v = (torch.cat([x, normal(1, 2, text, 64, seed=3)], dim=2) for x in video)
+    spans = {"pinned_keys": (2048, 2048 + text), "exact_queries": (2048, 2048 + text)}
+    out, receipt = attention(q, k, v, Config(density=density), **spans, return_receipt=True)
+    mean, _ = row_errors(out[:, :, :2048], masked_attention(q, k, v)[0][:, :, :2048])
+    assert mean < 0.2
+    held = receipt.costs["pinned"] + receipt.costs["exact"]
+    assert receipt.cost <= max(density, held + (1 - held) * density / 2)
+    assert (held > density / 2) == over == any("above the target" in note for note in receipt.notes)
+
+
+def test_in_the_papers_method_text_pays_like_any_pair():
+    q, k, v = call()
+    config = paper(density=0.6, probes=4)
+    _, receipt = attention(q, k, v, config, pinned_keys=(160, 260), return_receipt=True)
+    assert receipt.costs["pinned"] > 0.3 and 0.55 < receipt.density <= 0.6
 
 
 def test_exact_rows_are_dense_whatever_the_density():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -37,7 +39,7 @@ def test_nothing_to_clamp_leaves_no_note():
 
 
 def test_every_clamp_leaves_a_note():
-    config = Config(query_groups=900, kv_groups=900, key_rank=48, query_rank=64, residual_rank=16, probes=64)
+    config = Config.paper(query_groups=900, kv_groups=900)
     sizes = resolve(config, call_of(100, 90, dim=24, value_dim=8, exact_queries=(0, 10), pinned_keys=(0, 20)))
     assert (sizes.query_groups, sizes.kv_groups) == (90, 70)
     assert (sizes.key_rank, sizes.query_rank, sizes.residual_rank) == (24, 24, 8)
@@ -96,3 +98,23 @@ def test_probes_follow_the_budget_unless_their_number_is_given():
     assert not any(sizes.notes for sizes in found.values())
     assert resolve(Config(density=0.08, probes=64), call).probes == 64
     assert resolve(Config.paper(density=0.08), call).probes == 64
+
+
+@pytest.mark.parametrize("settings", [{}, {"reconstruction": "tail"}])
+def test_sizes_follow_what_text_leaves_of_a_fixed_density(settings):
+    """865 rows of text beside 8,320 of video take 18 of 22 %."""
+    text = {"pinned_keys": (8320, 9185), "exact_queries": (8320, 9185)}
+    sizes = resolve(Config(density=0.22, **settings), call_of(9185, 9185, **text))
+    alone = resolve(Config(density=0.11, **settings), call_of(8320, 8320))  # text takes at most half of it
+    assert (sizes.query_groups, sizes.kv_groups) == (alone.query_groups, alone.kv_groups)
+    assert (sizes.single_slots, sizes.drift_rank) == (alone.single_slots, alone.drift_rank)
+    assert any("above the target 0.22" in note and "0.179" in note for note in sizes.notes)
+    few = resolve(Config(density=0.22, **settings), call_of(9185, 9185, pinned_keys=(8320, 8456)))
+    assert not few.notes
+
+
+@pytest.mark.parametrize("config", [Config.paper(), Config(balance=True), Config(max_error=0.1)])
+def test_text_does_not_change_the_sizes_of_other_budgets(config):
+    text = {"pinned_keys": (8320, 9185), "exact_queries": (8320, 9185)}
+    sizes = resolve(config, call_of(9185, 9185, **text))
+    assert replace(sizes, probes=0) == replace(resolve(config, call_of(8320, 8320)), probes=0)

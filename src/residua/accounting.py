@@ -12,8 +12,8 @@ from torch import Tensor
 
 from . import json_text
 from .config import Config
+from .held import pinned_keys, valid_keys
 from .reconstruction import RECONSTRUCTIONS, Choice
-from .routing import pinned_keys, valid_keys
 from .types import Call, Route, Timings
 
 MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than this share of the cost
@@ -79,7 +79,7 @@ class Receipt:
     reused_per_head: Tensor | None  # [B, Hkv] bool, heads that kept the groups of the call before; None: none
     always: str  # which pairs are evaluated whatever the target is
     clamps: tuple[str, ...] = ()  # settings that were changed to fit the call
-    timings: Timings | None = None  # with `profile=True`
+    timings: Timings | None = None  # with `time_stages=True`
     probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
 
     @cached_property

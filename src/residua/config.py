@@ -35,8 +35,9 @@ class Config:
     Attributes:
         density: What a call may cost, as a share of dense attention. With the reconstructions "anchored" and
             "tail" it pays for everything: exact pairs, probe rows, router, summary. With "probe" (the
-            paper's) and "none" it counts exact pairs alone. With `max_error` or `balance`, exact rows and
-            pinned keys (text) are paid for beside it.
+            paper's) and "none" it counts exact pairs alone. Exact rows and pinned keys (text) are paid from
+            it, with at most half of it where skipped pairs are summarised: what they take beyond that comes
+            on top. With `max_error` or `balance` all of it comes on top.
         reconstruction: What stands for skipped pairs: "anchored", "tail", "probe" or "none".
         max_error: A bound on the estimated mean relative row error of every head. Each head then spends as
             much as it needs to stay below the bound, at most `density`; a head that cannot stay below it runs
@@ -285,7 +286,7 @@ def _number(
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (least <= value <= most and value > above):
         low = f"above {above:g}" if above > -math.inf else f"from {least:g}"
-        percent = number and most == 1.0 and 1.0 < value <= 100.0
+        percent = number and most == 1.0 and 2.0 <= value <= 100.0
         hint = f"; did you mean {value / 100:g}?" if percent else ""
         raise InputError(f"Config.{name}={value!r}: wanted a number {low} to {most:g}{hint}")
 

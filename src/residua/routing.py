@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .execution.backend import Backend
+from .held import pinned_keys, valid_keys
 from .types import Call, Grouping, HeadCost, Route
 
 
@@ -61,7 +62,6 @@ def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
 
 
 WORTH_EVERY = 4  # keys in group order, of which one is looked at
-TINY = 1e-12
 MIN_SPREAD = 1e-4  # of a group, as a share of the mean over the groups of its head
 
 
@@ -119,46 +119,6 @@ def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
         keys, pinned = keys[:, None], pinned[:, None]
     total = (density * call.q.shape[2] * keys.double()).floor().long()
     return total - (probes + call.exact_queries.count) * keys - call.free_queries.count * pinned
-
-
-def held_share(call: Call) -> Tensor | float:
-    """The part of all pairs that exact rows and pinned keys (text tokens) take, whatever else is skipped.
-
-    -> a number, or [B, 1] fp64 under a key mask
-    """
-    rows, exact = call.q.shape[2], call.exact_queries.count
-    if call.key_mask is None:
-        pinned: Tensor | float = call.pinned_keys.count / max(1, call.k.shape[2])
-    else:
-        pinned = (pinned_keys(call).double() / valid_keys(call).clamp(min=1))[:, None]
-    return (exact + (rows - exact) * pinned) / max(1, rows)
-
-
-def beside_held(call: Call, density: Tensor) -> Tensor:
-    """A density of the pairs that may be skipped, as a density of the whole call.  # [B, H] fp64"""
-    held = held_share(call)
-    return held + (1 - held) * density
-
-
-def without_held(call: Call, density: Tensor) -> Tensor:
-    """The reverse of `beside_held`."""
-    held = held_share(call)
-    free = max(1 - held, TINY) if isinstance(held, float) else (1 - held).clamp(min=TINY)
-    return (density - held) / free
-
-
-def valid_keys(call: Call) -> Tensor:
-    """Keys that are not padding.  # [B] int64"""
-    if call.key_mask is None:
-        return torch.full((call.k.shape[0],), call.k.shape[2], dtype=torch.long, device=call.k.device)
-    return call.key_mask.sum(-1)
-
-
-def pinned_keys(call: Call) -> Tensor:
-    """Pinned keys that are not padding.  # [B] int64"""
-    if call.key_mask is None:
-        return torch.full((call.k.shape[0],), call.pinned_keys.count, dtype=torch.long, device=call.k.device)
-    return call.pinned_keys.take(call.key_mask, 1).sum(-1)
 
 
 def keep_all(call: Call, grouping: Grouping) -> Route:

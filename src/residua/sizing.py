@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from .config import Config
+from .held import LEFT_BY_TEXT, held_by_shapes, left_by_text
 from .types import Call
 
 QUERIES_PER_GROUP = 252  # what the authors ran: 300 query and 1000 K/V groups at 75,600 tokens
@@ -112,12 +113,19 @@ def summary_sizes(queries: int, density: float, cpu: bool) -> tuple[int, int]:
     return FEWEST_SLOTS if cpu and affordable < 0.5 * FEW_SLOTS else FEW_SLOTS, DRIFT_RANK
 
 
-def default_probes(config: Config, queries: int) -> int:
-    """Probe rows of a call with that many query rows; at most half of its budget."""
-    most = min(queries, int(config.density * queries / 2))
+def default_probes(config: Config, queries: int, density: float) -> int:
+    """Probe rows of a call with that many query rows; at most half of its budget, `density`."""
+    most = min(queries, int(density * queries / 2))
     if not config.summarises:
         return min(PROBES, most)
-    return min(PROBES, most, max(MIN_PROBES, int(PROBE_SHARE * config.density * queries)))
+    return min(PROBES, most, max(MIN_PROBES, int(PROBE_SHARE * density * queries)))
+
+
+def skippable_density(config: Config, call: Call) -> float:
+    """The budget as a density of the pairs that may be skipped: sizes follow what text leaves of it."""
+    if config.moves_budget or not config.summarises:
+        return config.density
+    return left_by_text(config.density, held_by_shapes(call))
 
 
 MANY_CELLS = 1 << 16  # the cost of fewer cells is negligible
@@ -151,13 +159,19 @@ def resolve(config: Config, call: Call) -> Sizes:
             f"q has {heads} heads of {tokens} tokens: wanted [B, H, N, D]; if yours is [B, N, H, D], pass "
             "q.transpose(1, 2), and k and v likewise"
         )
+    density, held = skippable_density(config, call), held_by_shapes(call)
+    if density <= LEFT_BY_TEXT * config.density:
+        notes.append(
+            f"density is above the target {config.density:g}: exact rows and pinned keys take {held:.3f}, "
+            f"more than half of it; {density:g} of the rest is spent beside them"
+        )
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
     by_default = default_groups(queries, keys)
     cpu = call.q.device.type == "cpu"
     if config.summarises:
-        by_default = summary_groups(queries, keys, config.density, cpu)
-    slots_by_default, rank_by_default = summary_sizes(queries, config.density, cpu)
+        by_default = summary_groups(queries, keys, density, cpu)
+    slots_by_default, rank_by_default = summary_sizes(queries, density, cpu)
     query_groups = clamp(
         "query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries"
     )
@@ -170,9 +184,9 @@ def resolve(config: Config, call: Call) -> Sizes:
     query_rank = clamp("query_rank", config.query_rank, head_dim, "the head dim")
     probes = 0
     if config.takes_probes and config.probes is None:
-        probes = min(default_probes(config, call.q.shape[2]), queries)
+        probes = min(default_probes(config, call.q.shape[2], density), queries)
     elif config.takes_probes and config.probes is not None:
-        affordable = int(config.density * call.q.shape[2] / 2)
+        affordable = int(density * call.q.shape[2] / 2)
         probes = clamp("probes", config.probes, affordable, "half of the pair budget")
         probes = clamp("probes", probes, queries, "as many queries")
     residual_rank = clamp("residual_rank", config.residual_rank, value_dim, "the values' head dim")

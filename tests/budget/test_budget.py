@@ -11,8 +11,8 @@ from oracle import masked_attention, normal, qkv, small, worst
 from residua import Config, InputError, State, attention
 from residua.budget import bounded
 from residua.budget.bounded import MAX_STEP, POWER, SHARE
+from residua.held import beside_held, without_held
 from residua.inputs import validate
-from residua.routing import beside_held, without_held
 
 DENSITY = 0.6
 

@@ -1,8 +1,9 @@
 """What each head of a call may spend: a fixed share of dense attention, as much as an error bound needs, or
 its part of a budget that many heads share.
 
-A fixed density pays for everything, text tokens included. Budgets that move are for what can be skipped: what
-exact rows and pinned keys take comes on top, because no head could do without it.
+A fixed density pays for everything, text tokens included; where these take more than half of it, half of it
+is left for the rest. Budgets that move are for what can be skipped: what exact rows and pinned keys take
+comes on top, because no head could do without it. In the paper's method text pays like any other pair.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..config import Config
+from ..held import beside_held, with_text, without_held
 from ..reconstruction import Choice, GroupedCall, Reconstruction, Verdict
-from ..routing import beside_held, without_held
 from ..state import State
 from ..types import Call, Probes
 from . import bounded
@@ -31,7 +32,9 @@ def allowance(call: Call, config: Config, state: State | None) -> Tensor:
             learned = state.budget
     if learned is None:
         learned = torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
-    return beside_held(call, learned) if config.moves_budget else learned
+    if config.moves_budget:
+        return beside_held(call, learned)
+    return with_text(call, learned) if config.summarises else learned
 
 
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InputError
 
 MAX_BYTES = 1 << 20
-MOST = 1 << 20  # larger than any width, count or token number of a real model
+MAX_NUMBER = 1 << 20  # larger than any width, count or token number of a real model
 
 
 def find_config(path: Path) -> Path:
@@ -103,8 +103,10 @@ class ConfigValues:
         return width // size
 
     def _check(self, name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise InputError(f"{self.file}: {name}={_short(value)}: wanted a whole number from 1 to {MOST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
+            raise InputError(
+                f"{self.file}: {name}={_short(value)}: wanted a whole number from 1 to {MAX_NUMBER}"
+            )
         return value
 
 
@@ -112,6 +114,6 @@ def _short(value: Any) -> str:
     """An untrusted value, shortened for a message; the digits of huge integers are not printed."""
     if isinstance(value, (dict, list)):
         return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_NUMBER:
         return "a very large number"
     return repr(value)[:80]

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from ..config import Config
+from ..held import left_by_text, share_held
 from ..sizing import default_groups, default_probes, summary_groups, summary_sizes
 from .architecture import Architecture
 
@@ -46,12 +47,19 @@ class Schedule:
     def calls(self) -> int:
         return self.dense_calls + self.sparse_calls
 
+    @property
+    def first_dense(self) -> str:
+        """Which first steps and layers are dense, in words; empty if none are."""
+        parts = ((self.dense_steps, "step"), (self.dense_layers, "layer"))
+        return " and ".join(f"the first {n} {name}{'s' * (n > 1)}" for n, name in parts if n)
+
 
 @dataclass(frozen=True)
 class Call:
     """One sparse attention call."""
 
     density: float  # of all pairs, as close to the setting as possible
+    text_density: float  # what text takes of it
     query_groups: int
     kv_groups: int
     probes: int
@@ -151,18 +159,23 @@ def schedule_calls(
 def count_call(model: Architecture, forward: Forward, tokens: int, config: Config, value_bytes: int) -> Call:
     """What one sparse call evaluates, moves and holds, without the model's own tensors."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
-    wanted = default_probes(config, forward.queries) if config.probes is None else config.probes
-    probes = min(wanted, tokens, int(config.density * forward.queries / 2))
     exact_queries, pinned = forward.queries - tokens, forward.keys - tokens
+    held = share_held(forward.queries, forward.keys, exact_queries, pinned)
+    free = config.density  # of the pairs that may be skipped
+    if config.summarises and not config.moves_budget:
+        free = left_by_text(config.density, held)
+    wanted = default_probes(config, forward.queries, free) if config.probes is None else config.probes
+    probes = min(wanted, tokens, int(free * forward.queries / 2))
     cq, ck = default_groups(tokens, tokens)
     slots = rank = 0
     if config.summarises:
-        cq, ck = summary_groups(tokens, tokens, config.density, cpu=value_bytes == 4)
-        slots, rank = summary_sizes(tokens, config.density, cpu=value_bytes == 4)
+        cq, ck = summary_groups(tokens, tokens, free, cpu=value_bytes == 4)
+        slots, rank = summary_sizes(tokens, free, cpu=value_bytes == 4)
     # Text and probes are paid first, and every query group keeps at least a cell of average size.
     least = (probes + exact_queries) * forward.keys + tokens * pinned + tokens * tokens // ck
     if config.summarises:  # all in: a product of the router costs half a pair, a slot costs each row one pair
         least += cq * forward.keys // 2 + tokens * slots
+    whole = held + (1 - held) * free if config.summarises else config.density
     coordinates = tokens * (heads * config.query_rank + kv_heads * config.key_rank)
     copies = (
         value_bytes * dim * (heads * forward.queries + 2 * kv_heads * forward.keys)
@@ -171,7 +184,8 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     indices = 16 * tokens * (heads + kv_heads)  # labels and order
     summary = 4 * dim * heads * cq * (2 * slots + 2 * rank)  # keys and values of the slots, drift
     return Call(
-        density=min(1.0, max(config.density, least / forward.pairs)),
+        density=min(1.0, max(whole, least / forward.pairs)),
+        text_density=held,
         query_groups=cq,
         kv_groups=ck,
         probes=probes,

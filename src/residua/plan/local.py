@@ -50,7 +50,7 @@ def read_architecture(path: str | Path) -> Architecture:
     notes = [
         f"{kind}: the config does not say how the VAE compresses; {compression[0]} x in time and "
         f"{compression[1]} x in space are assumed",
-        f"assumed: {fields.get('passes', 2)} forward pass(es) per step, {fields['text_tokens']} text tokens",
+        f"assumed: forward passes per step: {fields.get('passes', 2)}, {fields['text_tokens']} text tokens",
         "weights are estimated from the blocks' matrices; text encoder and VAE are not counted",
     ]
     if values.missing:

@@ -139,8 +139,8 @@ class Plan:
             f"planned: {self.method}",
             "FLOPs: 2 per multiply-add of the blocks' matrix products, self- and cross-attention, patch "
             "embedding and output; not norms, softmax, modulation, text encoder, VAE",
-            f"{self.steps} steps x {model.passes} pass(es) per step; the first {self.schedule.dense_steps} "
-            f"steps and {self.schedule.dense_layers} layers stay dense",
+            f"{self.steps} steps, {'two passes' if model.passes == 2 else 'one pass'} per step; "
+            f"{self.schedule.first_dense or 'no step and no layer'} dense by rule",
             f"{machine.label}: dense attention {dense}, sparse cells {machine.sparse:g}, everything else "
             f"{machine.linear:g}, k-means {machine.grouping:g}; {machine.bandwidth:g} TB/s; "
             f"{1e3 * machine.call_seconds:g} ms per sparse call",

@@ -47,8 +47,8 @@ def _request(plan: Plan) -> Table:
         ),
         (
             "attention calls",
-            f"{schedule.sparse_calls:,} sparse, {schedule.dense_calls:,} dense (the first "
-            f"{schedule.dense_steps} steps, the first {schedule.dense_layers} layers)",
+            f"{schedule.sparse_calls:,} sparse, {schedule.dense_calls:,} dense"
+            + (f" ({schedule.first_dense})" if schedule.first_dense else ""),
         ),
         (
             f"attention in all, of {'dense' if plan.config.summarises else 'all pairs'}",
@@ -81,7 +81,7 @@ def _costs(plan: Plan) -> Table:
     attention = f"{plan.attention_speedup:.2f} x"
     table.add_row("attention with its overhead", "", "", _time(seconds.dense_attention),
                   _time(seconds.sparse_attention), attention)  # fmt: skip
-    table.add_row("total, without overhead's FLOPs", f"{plan.dense_pflops:.4g}", f"{plan.sparse_pflops:.4g}",
+    table.add_row("total (FLOPs without overhead)", f"{plan.dense_pflops:.4g}", f"{plan.sparse_pflops:.4g}",
                   _time(seconds.dense), _time(seconds.sparse), f"{plan.speedup:.2f} x")  # fmt: skip
     if plan.seconds_fast is not None:
         fast = plan.seconds_fast

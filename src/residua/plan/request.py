@@ -21,7 +21,7 @@ from .models import MODELS
 from .plan import Plan
 from .speeds import find_machine
 
-MOST_PIXELS, MOST_FRAMES, MOST_STEPS = 1 << 16, 1 << 20, 1 << 16
+MAX_PIXELS, MAX_FRAMES, MAX_STEPS = 1 << 16, 1 << 20, 1 << 16
 
 
 def make_plan(
@@ -56,8 +56,8 @@ def make_plan(
     offload = find_offload(offload)
     config, method = _method(architecture, density, quality, paper)
     pixels = architecture.size if size is None else _parse_size(size)
-    frames = _whole("frames", architecture.frames if frames is None else frames, MOST_FRAMES)
-    steps = _whole("steps", architecture.steps if steps is None else steps, MOST_STEPS)
+    frames = _whole("frames", architecture.frames if frames is None else frames, MAX_FRAMES)
+    steps = _whole("steps", architecture.steps if steps is None else steps, MAX_STEPS)
     grid = _grid(architecture, pixels, frames)
     tokens = math.prod(grid)
     first_dense = (architecture.dense_steps, architecture.dense_layers) if paper else (0, 0)
@@ -157,7 +157,12 @@ def _notes(
     if (columns, rows) != size:
         how = "padded" if model.pads else "cropped"
         notes.append(f"{size[0]}x{size[1]} is {how} to {columns}x{rows}, whole patches")
-    if call.density > config.density:
+    asked = config.density
+    if config.moves_budget:  # for what may be skipped, beside the text
+        asked = call.text_density + (1 - call.text_density) * asked
+        if call.text_density >= 0.005:
+            notes.append(f"text takes {call.text_density:.1%} of all pairs, beside the budget")
+    if call.density > asked * (1 + 1e-9):
         notes.append(
             f"density {config.density:g} cannot be reached: text, probes, "
             f"{'router, summary ' * config.summarises}and one cell per query group are {call.density:.3f}"
@@ -198,7 +203,7 @@ def _parse_size(size: Any) -> tuple[int, int]:
         parts = tuple(int(part) for part in match.groups()) if match else None
     if not isinstance(parts, (tuple, list)) or len(parts) != 2:
         raise InputError(f"size={str(size)[:80]!r}: wanted width x height in pixels, such as 1280x720")
-    width, height = (_whole("size", part, MOST_PIXELS) for part in parts)
+    width, height = (_whole("size", part, MAX_PIXELS) for part in parts)
     return width, height
 
 

@@ -55,7 +55,7 @@ A100 = Machine(
     bandwidth=1.4,
     call_seconds=5e-3,
     value_bytes=2,
-    basis="FlashAttention-2 at 70 % of peak; sparse cells at 80 % of that, which nobody has measured for us",
+    basis="FlashAttention-2 at 70 % of peak; sparse cells at 80 % of that, which is a guess",
     memory=79,
     link=20,
 )
@@ -70,7 +70,7 @@ RTX4090 = Machine(
     bandwidth=0.7,
     call_seconds=5e-3,
     value_bytes=2,
-    basis="FlashAttention-2 at 90 % of peak; sparse cells at 80 % of that, which nobody has measured for us",
+    basis="FlashAttention-2 at 90 % of peak; sparse cells at 80 % of that, which is a guess",
     memory=23.5,
     link=20,
 )
@@ -106,7 +106,7 @@ CPU = Machine(
     "cores, speed-ups hardly do",
 )
 
-NOT_MEASURED = "; sparse cells at 80 % of dense, which nobody has measured for us"
+NOT_MEASURED = "; sparse cells at 80 % of dense, which is a guess"
 H200 = replace(
     H100, name="h200", label="one NVIDIA H200, bf16", bandwidth=3.8, memory=140,
     basis=f"the processors of an H100 with more and faster memory: {H100.basis}",

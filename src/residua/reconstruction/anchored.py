@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..sizing import skippable_density
 from ..types import HeadCost, SummaryKeys
 from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction, Routing
 from .expansion import Scatter, expand, pools_covariances
@@ -25,9 +26,10 @@ class Anchored(Summarised):
         # Decided from the shapes, padding included: a GPU must not wait for a count of the mask.
         keys = float(call.k.shape[2])
         cost = self.summary_cost(grouped).at(keys)
-        left = config.density * call.q.shape[2] * keys
+        density = skippable_density(config, call)
+        left = density * call.free_queries.count * call.free_keys.count
         left -= grouped.sizes.probes * keys + grouped.routing_cost.at(keys)
-        left -= JUDGING * grouped.sizes.probes * config.density * keys
+        left -= JUDGING * grouped.sizes.probes * (density * call.free_keys.count + call.pinned_keys.count)
         if cost <= (1 - MIN_PAIRS) * left:
             return self, ()
         share = f"{cost / max(left, cost):.0%}"

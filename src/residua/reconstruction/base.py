@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ..config import Config
 from ..execution.backend import Backend
+from ..held import valid_keys
 from ..registry import Registry
-from ..routing import cell_scores, keep_all, keep_best, pair_budget, routing_cost, valid_keys
+from ..routing import cell_scores, keep_all, keep_best, pair_budget, routing_cost
 from ..sizing import Sizes
 from ..types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
 
@@ -77,9 +78,7 @@ class Verdict:
     probes: Probes | None = None
     choice: Tensor | None = None  # [B, H] int64 of `Choice`; None if heads have no choice
     error: Tensor | None = None  # [B, H] fp32, estimated before the kernel runs
-    costs: Callable[[], Mapping[str, Tensor]] = (
-        dict  # [B, H] each: work of judging, in pairs; counted if asked
-    )
+    costs: Callable[[], Mapping[str, Tensor]] = dict  # [B, H] each: work of judging, in pairs; if asked
 
 
 class Reconstruction:

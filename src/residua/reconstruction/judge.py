@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..held import beside_held
 from ..probes import place_probes
-from ..routing import beside_held
 from ..types import Choice, Probes, Route, SummaryKeys
 from .base import GroupedCall, Verdict
 

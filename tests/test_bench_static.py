@@ -28,8 +28,10 @@ def test_packing_fills_tiles_over_two_runs():
 
 
 @pytest.mark.parametrize("concentration", ["broad", "medium", "sparse"])
-def test_utilisation_of_a_short_call(concentration):
-    route = real_route(8192, 128, 0.22, concentration)
+@pytest.mark.parametrize("density", [0.15, 0.22])
+def test_utilisation_of_a_short_call(density, concentration):
+    """Below .15 K/V groups are finer, and runs too short for tiles of two of them."""
+    route = real_route(8192, 128, density, concentration)
     tiles = count_tiles(route, 128, 64, low=True)
     assert tiles.utilisation >= 0.70
     assert tiles.utilisation > count_tiles(route, 128, 64, low=False).utilisation

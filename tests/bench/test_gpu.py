@@ -40,8 +40,8 @@ def test_the_report_is_whole(report):
     assert found["call_ms"] > 0
     assert found["cold_ms"] > 0
     grouping = {"project", "kmeans_step", "group_means", "gather_rows", "cell_mass"}
-    tail = {"slot_means", "group_covariance", "attend, with a tail"}
-    assert set(found["primitives_ms"]) == grouping | tail | {"attend", "attend_rows", "add_affine"}
+    summary = {"slot_means", "group_covariance", "attend, with a summary"}
+    assert set(found["primitives_ms"]) == grouping | summary | {"attend", "attend_rows", "add_affine"}
     assert {"grouping", "routing", "attention", "probes", "reconstruction"} <= set(found["stages_ms"])
     assert 0 < found["routed_density"] < found["density"] <= 0.901
     assert 0 < found["mean_error"] <= found["p99_error"]

@@ -8,7 +8,7 @@ from oracle import qkv, random_route
 
 import residua
 from residua import BackendError, Config
-from residua.execution import Demand, backends, choose_backend, run
+from residua.execution import Demand, backends, choose_backend, run, selection
 from residua.execution import backend as registry
 from residua.execution.portable import Portable
 
@@ -67,6 +67,17 @@ def test_a_backend_asked_for_by_name_is_taken_or_refused(more):
         residua.attention(*qkv(), Config(backend="broken"))
     with pytest.raises(BackendError, match=r"quantum.*there are: auto"):
         choose_backend("quantum", demand)
+
+
+def test_a_slow_backend_is_named_once_with_the_reason(monkeypatch, caplog):
+    monkeypatch.setattr(selection, "_said", set())
+    monkeypatch.setattr(type(backends()["native"]), "reasons", lambda self, demand: ["it was not built"])
+    demand = Demand(CPU, torch.float32, 16, 16)
+    for _ in range(2):
+        assert choose_backend("auto", demand).name == "portable"
+    choose_backend("portable", demand)
+    [said] = [record.message for record in caplog.records]
+    assert "may be slower than dense" in said and "it was not built" in said and "residua doctor" in said
 
 
 def test_one_error_lists_every_backends_reasons(more, monkeypatch):

@@ -52,7 +52,7 @@ def test_the_default_call_is_a_few_hundred_launches(default):
 
 def test_the_default_call_moves_its_tensors_a_few_times(default):
     """q, k and v are 2.3 GB."""
-    assert moved(default, 0.22) <= 25e9
+    assert moved(default, 0.22) <= 24e9
     assert sum(op.bytes for op in default.operations) <= 3e9  # by torch; the rest by our kernels
 
 
@@ -61,7 +61,7 @@ def test_a_sparser_call_has_finer_groups_and_still_fits():
     assert_stays_on_the_device(trace)
     assert trace.kernels <= 250
     assert trace.peak_bytes <= 5 << 30
-    assert moved(trace, 0.05) <= 28e9
+    assert moved(trace, 0.05) <= 26e9
 
 
 def test_keys_and_values_are_sorted_once(default):
@@ -85,6 +85,17 @@ def test_what_was_many_launches_is_one(default):
     assert {name: names.count(name) for name in ("split", "merge", "slots", "mass", "key_covariance")} == {
         "split": 1, "merge": 1, "slots": 1, "mass": 1, "key_covariance": 1,
     }  # fmt: skip
+
+
+def test_probe_rows_are_too_few_for_tall_tiles(default):
+    tiles = [(x.stage, x.arguments["LOW"]) for x in default.launches if x.name == "attend"]
+    assert tiles == [("probes", True), ("attention", False), ("attention", True)]
+
+
+def test_drift_is_found_by_the_attention_kernel_where_it_has_the_registers(default):
+    assert "drift" not in {launch.name for launch in default.launches}
+    ada = trace_call(FRESH, tokens=8192, heads=2, head_dim=128, arch=89)
+    assert [x.name for x in ada.launches].count("drift") == 1
 
 
 def test_next_to_nothing_is_computed_in_fp64(default):

@@ -139,7 +139,7 @@ def test_drift_without_extra_keys_touches_nothing(isa, dtype):
 
 
 @pytest.mark.parametrize("weight", [-150.0, 150.0])
-def test_drift_of_a_tail_that_is_nothing_or_everything(isa, weight):
+def test_drift_of_a_summary_that_is_nothing_or_everything(isa, weight):
     q, k, v, route, extra = drifting(64, 64)
     extra = replace(extra, log_weight=extra.log_weight + weight)
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, extra)

@@ -32,7 +32,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouping", "attention", "tail", "judging", "pipeline", "faults"])
+@pytest.mark.parametrize("name", ["grouping", "attention", "slots", "judging", "pipeline", "faults"])
 def test_in_the_interpreter(name):
     pytest.importorskip("triton", reason="Triton is not installed")
     paths = os.pathsep.join([str(HERE), *sys.path])

@@ -126,7 +126,7 @@ def test_grouping_primitives_keep_fp32_accuracy(device, dtype, dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_tail_primitives_keep_fp32_accuracy(device, dtype, dim):
+def test_summary_primitives_keep_fp32_accuracy(device, dtype, dim):
     backend = TritonBackend()
     _, k, v, route = call(device, dtype, dim)
     anchors = random(device, 2, 4, 70, dim, seed=9)

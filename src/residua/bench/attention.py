@@ -152,7 +152,7 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
         progress("sparse")
         regrouped.append(_seconds(lambda: attention(q, k, v, again, clustering)))
         warm.append(_seconds(lambda: attention(q, k, v, kept, state)))
-        _, receipt = attention(q, k, v, kept, state, return_receipt=True, profile=True)
+        _, receipt = attention(q, k, v, kept, state, return_receipt=True, time_stages=True)
         assert receipt.timings is not None
         stages.append(receipt.timings.seconds)
     out, receipt = attention(q, k, v, config, state, return_receipt=True)

@@ -131,17 +131,17 @@ def measure_backend(
     config = Config(density=task.density, backend=backend.name)
     device = call.q.device
     with torch.no_grad():
-        works, route, tail = primitives(call, config, backend)
-        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, tail)
+        works, route, summary = primitives(call, config, backend)
+        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
         bare, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
         # checked as timed: the kernel without a summary, and with one that has a drift
-        error = _worst(kernel_error(call, route, bare), kernel_error(call, route, out, tail))
+        error = _worst(kernel_error(call, route, bare), kernel_error(call, route, out, summary))
         if not error <= ROUNDING[call.q.dtype]:
             limit = ROUNDING[call.q.dtype]
             return {
                 "wrong": f"rows differ from fp64 by {error:.3g}, more than {limit:g}: no times are reported"
             }
-        again, _ = backend.attend(call.q, call.k, call.v, route, call.scale, tail)
+        again, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
         del bare
         times = {}
         for name, work in works.items():
@@ -171,7 +171,7 @@ def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> 
     warm = milliseconds(run, task.repeats, device)
     stages = []
     for _ in range(task.repeats):
-        _, receipt = run(return_receipt=True, profile=True)
+        _, receipt = run(return_receipt=True, time_stages=True)
         stages.append(receipt.timings.seconds)
     peak = peak_bytes(run, device)
     out, receipt = run(return_receipt=True)
@@ -207,7 +207,7 @@ def primitives(
     mass = backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
     wanted = torch.ones(batch, heads, dtype=torch.bool, device=call.q.device)
     slots = assign_slots(route, grouping, mass, sizes.single_slots, sizes.merged_slots, wanted, backend)
-    tail = expand(call, grouping, slots, sizes.drift_rank, backend)
+    summary = expand(call, grouping, slots, sizes.drift_rank, backend)
     coordinates = backend.project(call.k, factor[:, : call.k.shape[1], :, : sizes.drift_rank], False)
     rows = call.q[:, :, : max(1, sizes.probes)]
     out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], device=call.q.device)
@@ -232,12 +232,14 @@ def primitives(
             ),
             "group_covariance": lambda: backend.group_covariance(coordinates, call.v, grouping.kv),
             "attend": lambda: backend.attend(call.q, call.k, call.v, route, call.scale),
-            "attend, with a tail": lambda: backend.attend(call.q, call.k, call.v, route, call.scale, tail),
+            "attend, with a summary": lambda: backend.attend(
+                call.q, call.k, call.v, route, call.scale, summary
+            ),
             "attend_rows": lambda: backend.attend_rows(rows, call.k, call.v, None, call.scale),
             "add_affine": lambda: backend.add_affine(out, left, right, bias, call.q.dtype),
         },
         route,
-        tail,
+        summary,
     )
 
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..palette import INK, OTHERS, PART_COLOURS, RESIDUA
 from ..whole_file import write_whole
-from .attention import Measurement, Task, measure
-
-TOKENS = (4096, 8192, 16384, 32768, 75600)
-DENSITIES = (0.12, 0.22, 0.35)
-COLOURS = ("#3f6fb5", "#d1632f", "#4d9d57", "#8a6bb1", "#8c8c8c", "#c2a13a", "#b5577f")
+from .attention import Task
 
 
 def tasks(base: Task, tokens: Sequence[int], densities: Sequence[float]) -> list[Task]:
+    """One task for every density and token count."""
     return [replace(base, tokens=n, density=d) for d in densities for n in tokens]
 
 
-def run(todo: Sequence[Task]) -> Iterator[Measurement]:
-    """Measures the tasks in turn."""
-    for task in todo:
-        yield measure(task)
-
-
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws measurements (as dictionaries, so that old JSON can be drawn again) to a PNG."""
+    """Draws measurements, as they stand in the JSON, to a PNG."""
     try:
         import matplotlib
 
@@ -51,14 +43,15 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _speed_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    for colour, density in zip(COLOURS, sorted({row["task"]["density"] for row in rows}), strict=False):
+    densities = sorted({row["task"]["density"] for row in rows})
+    for colour, density in zip((RESIDUA, *OTHERS), densities, strict=False):
         line = sorted((r for r in rows if r["task"]["density"] == density), key=lambda r: r["task"]["tokens"])
         tokens = [row["task"]["tokens"] for row in line]
         axes.plot(tokens, [row["speedup"] for row in line], "o-", color=colour, label=f"density {density:g}")
         axes.axhline(1 / density, color=colour, linestyle=":", linewidth=1.2)
         axes.annotate(f"limit {1 / density:.2f}x", (tokens[0], 1 / density), (2, 3),
                       textcoords="offset points", color=colour, fontsize=8)  # fmt: skip
-    axes.axhline(1, color="black", linewidth=0.8)
+    axes.axhline(1, color=INK, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({row["task"]["tokens"] for row in rows}))
     axes.get_xaxis().set_major_formatter(lambda value, _: f"{int(value):,}")
@@ -74,11 +67,11 @@ def _stage_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
     line = sorted((r for r in rows if r["task"]["density"] == density), key=lambda r: r["task"]["tokens"])
     names = [name for name in line[0]["stages_ms"] if any(row["stages_ms"][name] > 0.05 for row in line)]
     places, base = range(len(line)), [0.0] * len(line)
-    for colour, name in zip(COLOURS, names, strict=False):
+    for colour, name in zip(PART_COLOURS, names, strict=False):
         heights = [row["stages_ms"][name] / (density * row["dense_ms"]) for row in line]
         axes.bar(places, heights, bottom=base, color=colour, label=name, width=0.6)
         base = [low + high for low, high in zip(base, heights, strict=True)]
-    axes.axhline(1, color="black", linestyle=":", linewidth=1.2)
+    axes.axhline(1, color=INK, linestyle=":", linewidth=1.2)
     axes.annotate("limit: density x dense time", (len(line) - 0.6, 1.01), ha="right", fontsize=8)
     axes.set_xticks(list(places), [f"{row['task']['tokens']:,}" for row in line])
     axes.set(xlabel="tokens", ylabel="time / limit", title=f"Where the time goes at density {density:g}")

@@ -10,7 +10,7 @@ from ..types import Route, SummaryKeys
 from . import flashinfer, native, portable, reference, triton
 from .backend import BACKENDS, Backend, Demand
 from .check import check_route, check_summary
-from .selection import backends, choose_backend
+from .selection import backends, choose_backend, slow_note
 
 __all__ = [
     "BACKENDS",
@@ -23,6 +23,7 @@ __all__ = [
     "portable",
     "reference",
     "run",
+    "slow_note",
     "triton",
 ]
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ..whole_file import write_text_whole
+
 MAX_BYTES = 1 << 20
 
 
@@ -58,9 +60,7 @@ def remember(device: torch.device, **facts: Any) -> None:
     path = cache_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(known, indent=1), encoding="utf-8")
-        draft.replace(path)
+        write_text_whole(path, json.dumps(known, indent=1))
     except OSError:
         pass  # nothing is lost but time: the tests run again
 

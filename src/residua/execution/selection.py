@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from ..errors import BackendError
 from .backend import BACKENDS, Backend, Demand
+
+logger = logging.getLogger("residua.execution")
+
+_said: set[str] = set()  # warnings of this process; each is logged once
 
 
 def backends() -> dict[str, Backend]:
@@ -24,8 +30,21 @@ def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
     return sorted(candidates, key=lambda b: order.index(b.name) if b.name in order else len(order))
 
 
+def slow_note(chosen: str, demand: Demand) -> str | None:
+    """A sentence for the user if a call on a CPU cannot have the native kernels; None if it has them."""
+    native = backends().get("native")
+    if chosen != "portable" or demand.device.type != "cpu" or native is None:
+        return None
+    why = "; ".join(native.reasons(demand))
+    return (
+        f"the portable backend runs, which may be slower than dense attention. The native one cannot: {why} "
+        "(`residua doctor` shows what can run here)"
+    )
+
+
 def choose_backend(name: str, demand: Demand) -> Backend:
-    """The backend of that name, or for "auto" the best one that takes the call.
+    """The backend of that name, or for "auto" the best one that takes the call. If that is a slow one, the
+    logger says so, once.
 
     Args:
         name: "auto", or the name of a registered backend.
@@ -55,6 +74,10 @@ def choose_backend(name: str, demand: Demand) -> Backend:
                 f"slower on a GPU than dense attention; backend={candidate.name!r} asks for it",
             ]
         if not reasons:
+            note = slow_note(candidate.name, demand)
+            if note is not None and note not in _said:
+                _said.add(note)
+                logger.warning(note)
             return candidate
         refusals.append(f"{candidate.name}: {'; '.join(reasons)}")
     raise BackendError("no backend takes this call.\n  " + "\n  ".join(refusals))

@@ -150,11 +150,11 @@ def _cases(
     keys_, values = random(1, heads, cq, 19, dim), random(1, heads, cq, 19, dim)
     summary = SummaryKeys(keys_, values, random(1, heads, cq, 19))
     drifting = SummaryKeys(keys_.to(dtype), values.to(dtype), summary.log_weight, drift)
-    judge, loose = Reference(), LIMIT[dtype]
+    trusted, loose = Reference(), LIMIT[dtype]
 
     def attend(with_summary: SummaryKeys | None) -> float:
         got, lse = backend.attend(q, k, v, route, scale, with_summary, torch.float32)
-        wanted, wanted_lse = judge.attend(q.double(), k.double(), v.double(), route, scale, with_summary)
+        wanted, wanted_lse = trusted.attend(q.double(), k.double(), v.double(), route, scale, with_summary)
         return max(_off(got, wanted), _off(lse, wanted_lse))
 
     yield "attend", loose, lambda: attend(None)
@@ -177,12 +177,12 @@ def _cases(
     group, exact = query.labels[..., :37].clamp(min=0), random(1, heads, 37, dim)
     sums = [(random(1, heads, 37, dim), random(1, heads, 37)) for _ in range(2)]
     given = (rows, group, exact, sums[0], sums[1], drift)
-    errors, weights = judge.candidate_errors(*given), random(1, heads, 37).abs()
+    errors, weights = trusted.candidate_errors(*given), random(1, heads, 37).abs()
     bare = random(1, heads) > 1
     yield "candidate_errors", EXACT, lambda: _off(backend.candidate_errors(*given), errors)
     yield "best_candidate", EXACT, lambda: max(
         map(_off, backend.best_candidate(errors, weights, bare, 0.9),
-            judge.best_candidate(errors, weights, bare, 0.9))
+            trusted.best_candidate(errors, weights, bare, 0.9))
     )  # fmt: skip
     yield "switch_summary", 0.0, lambda: _switching(backend, drifting, drift)
     yield "project", EXACT, lambda: _off(backend.project(q, factor, True), plain.project(q, factor, True))
@@ -228,7 +228,7 @@ def _stage_cases(
 ) -> Iterator[tuple[str, float, Callable[[], float]]]:
     """The small stages: sorting, moments, slots, cells. `Backend` itself is plain torch."""
     heads, kv_heads, queries, keys, dim = shape
-    judge, seeds = Reference(), iter(range(1000, 2000))
+    trusted, seeds = Reference(), iter(range(1000, 2000))
 
     def random(*size: int, to: torch.dtype = torch.float32) -> Tensor:
         generator = torch.Generator().manual_seed(next(seeds))
@@ -240,57 +240,57 @@ def _stage_cases(
     kv = Partition.from_labels(_labels(random(1, kv_heads, keys), ck), ck)
     yield "sort_groups", 0.0, lambda: _differ(backend.sort_groups(kv.labels, ck).order, kv.order)
     yield "second_moment", EXACT, lambda: _off(
-        backend.second_moment(k, None, True), judge.second_moment(k, None, True)
+        backend.second_moment(k, None, True), trusted.second_moment(k, None, True)
     )  # fmt: skip
-    metric = judge.second_moment(k, None, False)
+    moment = trusted.second_moment(k, None, False)
     yield "leading_factor", 1e-3, lambda: _off(
-        _square(backend.leading_factor(metric, rank)), _square(judge.leading_factor(metric, rank))
+        _square(backend.leading_factor(moment, rank)), _square(trusted.leading_factor(moment, rank))
     )  # fmt: skip
     x, centres = random(heads, 90, 64), random(heads, 9, 64)
     yield "lloyd", 1 - AGREE, lambda: _differ(
-        backend.lloyd_labels(x, centres, 2, None), judge.lloyd_labels(x, centres, 2, None)
+        backend.lloyd_labels(x, centres, 2, None), trusted.lloyd_labels(x, centres, 2, None)
     )  # fmt: skip
     factor = random(1, kv_heads, dim, rank) / dim**0.5
     yield "coordinates", 1e-3, lambda: _off(
-        backend.coordinates(k, factor, False), judge.coordinates(k, factor, False)
+        backend.coordinates(k, factor, False), trusted.coordinates(k, factor, False)
     )  # fmt: skip
     mass, sizes = 3 * random(1, heads, cq, ck), kv.sizes.repeat_interleave(heads // kv_heads, 1)
     budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
     given = (mass, query.sizes, sizes, [budget], ck)
-    yield "best_cells", 1 - AGREE, lambda: _differ(backend.best_cells(*given), judge.best_cells(*given))
+    yield "best_cells", 1 - AGREE, lambda: _differ(backend.best_cells(*given), trusted.best_cells(*given))
     cells = random(1, 1, heads, cq, ck) > 0.3
     yield "missed_mass", EXACT, lambda: _off(
-        backend.missed_mass(mass, cells), judge.missed_mass(mass, cells)
+        backend.missed_mass(mass, cells), trusted.missed_mass(mass, cells)
     )  # fmt: skip
     anchors = random(1, heads, cq, dim)
     near = torch.arange(ck, device=device).remainder(3).expand(1, kv_heads, ck)
-    exact_mass = judge.cell_mass(anchors, k, kv, scale)
+    exact_mass = trusted.cell_mass(anchors, k, kv, scale)
     wanted = torch.ones(1, heads, dtype=torch.bool, device=device)
-    slots = judge.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)
+    slots = trusted.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)
     yield "choose_slots", EXACT, lambda: _off(
         backend.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)[2], slots[2]
     )  # fmt: skip
     yield "slot_summary", LIMIT[dtype], lambda: max(
         map(_off, backend.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2],
-            judge.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2])
+            trusted.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2])
     )  # fmt: skip
-    share, centroids = random(1, kv_heads, cq, ck).softmax(-1), judge.group_means(k, kv)
+    share, centroids = random(1, kv_heads, cq, ck).softmax(-1), trusted.group_means(k, kv)
     yield "mixed_covariance", LIMIT[dtype], lambda: max(
         map(_off, backend.mixed_covariance(share, k, factor, v, kv, centroids),
-            judge.mixed_covariance(share, k, factor, v, kv, centroids))
+            trusted.mixed_covariance(share, k, factor, v, kv, centroids))
     )  # fmt: skip
     left, right = random(1, kv_heads, dim, rank) / dim, random(1, kv_heads, rank, dim)
     bias = random(1, kv_heads, dim)
     yield "add_affine", LIMIT[dtype], lambda: _off(
         backend.add_affine(v.float(), left, right, bias, dtype),
-        judge.add_affine(v.float(), left, right, bias, dtype),
+        trusted.add_affine(v.float(), left, right, bias, dtype),
     )  # fmt: skip
     holed = v.clone()
     holed[:, :, 7, 3] = torch.nan
     yield "lost_channels", 0.0, lambda: _differ(
-        backend.lost_channels(holed, None), judge.lost_channels(holed, None)
+        backend.lost_channels(holed, None), trusted.lost_channels(holed, None)
     )  # fmt: skip
-    lost = judge.lost_channels(holed, None)[:, :, None]
+    lost = trusted.lost_channels(holed, None)[:, :, None]
     yield "spoil", 0.0, lambda: _differ(backend.spoil(v.clone(), lost).isnan(), lost.expand_as(v))
 
 

@@ -152,6 +152,24 @@ def test_coordinates_of_16_bit_rows_keep_the_digits_of_fp32():
     assert (got - bend)[grouped].abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("scale", [0.125, -0.125, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_drift_that_the_kernel_finds_itself_keeps_the_digits_of_fp32(dtype, scale):
+    """Where nothing is kept, the log-sum-exp over one key of 0 is how far the drift bends its weight."""
+    q = (random(1, 2, 70, 64) / 8 + 3).to(dtype)
+    query, kv = ragged(1, 2, 70, 4), ragged(1, 1, 20, 3)
+    k = v = random(1, 1, 20, 64, dtype=dtype)
+    drift = random_drift(1, 2, 1, 4, 64, 16)
+    drift.origin.copy_((q.float() @ drift.basis).mean(2, keepdim=True).expand_as(drift.origin))
+    labels = query.labels[..., None]
+    y = q.double() @ drift.basis.double() - torch.take_along_dim(drift.origin, labels, 2).double()
+    bend = (y.square() * torch.take_along_dim(drift.curve, labels, 2)).sum(-1).clamp(max=MAX_BEND)
+    nothing = torch.zeros(1, 2, 4, 1, 64)
+    route = random_route(query, kv, 0.0)
+    _, lse = BACKEND.attend(q, k, v, route, scale, SummaryKeys(nothing, nothing, nothing[..., 0], drift))
+    assert (lse - bend).abs().max() < 2e-5
+
+
 def test_keys_of_16_bits_lose_nothing_beside_large_log_weights():
     """The weight cancels the product: what the cast of the key drops must not remain in the exponent."""
     q = random(1, 1, 16, 64, dtype=torch.float16) + 3

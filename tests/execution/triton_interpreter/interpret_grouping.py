@@ -54,6 +54,18 @@ def test_kmeans_of_coordinates_in_fp16(groups):
     assert_near(means, torch.where(sizes[..., None] > 0, wanted, centres.double()), torch.float32)
 
 
+def test_centres_of_coordinates_in_fp16_are_rounded_as_they_are():
+    """Far from 0, where rounding moves them most: the nearest of the rounded centres is found exactly."""
+    centres = random(1, 70, 48, seed=1) / 8 + 5
+    x = (random(1, 130, 48) / 8 + 5).half()
+    labels, _, _ = BACKEND.kmeans_step(x, centres, None)
+    rounded = torch.cdist(x.double(), centres.half().double())
+    assert (rounded.gather(-1, labels[..., None])[..., 0] - rounded.amin(-1)).max() < 1e-5
+    exact = torch.cdist(x.double(), centres.double())
+    moved = (centres - centres.half().float()).norm(dim=-1).max()
+    assert (exact.gather(-1, labels[..., None])[..., 0] - exact.amin(-1)).max() < 2 * moved < 0.03
+
+
 def test_projection_of_strided_views_and_zero_rows():
     packed = random(2, 50, 3, 4, 32)  # fused QKV: [B, N, 3, H, D]
     packed[:, :7] = 0

@@ -11,13 +11,13 @@ import importlib
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 from ...config import Config
 from ...errors import BackendError
+from ...processes import in_processes
+from ...whole_file import uninterrupted
 from .gpus import Gpu
 from .route import RouteTiles, count_tiles, real_route
 from .sass import Code, read_code
@@ -170,7 +170,9 @@ def trace_both(config: Config, task: Task, gpu: Gpu) -> list[Trace]:
     shape = {"tokens": task.tokens, "heads": task.heads, "head_dim": task.head_dim, "kv_heads": task.kv_heads}
     device = {"processors": gpu.processors, "arch": gpu.arch}
     both = dict.fromkeys((replace(config, regroup_every=1), config))
-    return [trace_call(one, **shape, **device) for one in both]  # type: ignore[arg-type]
+    # An interrupt in a tensor without memory would pass through C++ that lets no exception out, and abort.
+    with uninterrupted():
+        return [trace_call(one, **shape, **device) for one in both]  # type: ignore[arg-type]
 
 
 def add_both(
@@ -215,8 +217,7 @@ def compile_launches(
     workers = workers or min(2, os.cpu_count() or 1)
     if workers == 1:
         return dict(zip(distinct, map(_compile, jobs), strict=True))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return dict(zip(distinct, pool.map(_compile, jobs), strict=True))
+    return dict(zip(distinct, in_processes(_compile, jobs, workers), strict=True))
 
 
 def _compile(job: tuple[str, str, dict[str, Any], dict[str, Any], int]) -> Code:
@@ -241,7 +242,7 @@ def occupancy(code: Code, gpu: Gpu) -> int:
 def kernel_ms(work: Work, code: Code, programs: int, gpu: Gpu) -> tuple[float, str]:
     """Milliseconds of one launch, and what bounds it."""
     blocks = occupancy(code, gpu)
-    slots = code.warps / SCHEDULERS
+    turns = code.warps / SCHEDULERS  # instructions that a scheduler issues for one of every warp
     loops = code.products
     if work.trips and loops and len(loops) != len(work.trips):
         if len(loops) < len(work.trips):
@@ -250,9 +251,9 @@ def kernel_ms(work: Work, code: Code, programs: int, gpu: Gpu) -> tuple[float, s
             )
         loops = loops[-len(work.trips) :]
     trips = work.trips if loops else ()
-    issue = slots * sum(n * loop.instructions for n, loop in zip(trips, loops, strict=False))
-    issue += slots * code.straight * programs
-    waits = slots * sum(n * loop.dependent for n, loop in zip(trips, loops, strict=False))
+    issue = turns * sum(n * loop.instructions for n, loop in zip(trips, loops, strict=False))
+    issue += turns * code.straight * programs
+    waits = turns * sum(n * loop.dependent for n, loop in zip(trips, loops, strict=False))
     special = 32 * code.warps / SPECIAL * sum(n * x.special for n, x in zip(trips, loops, strict=False))
     rate = gpu.mma * (WARP_MMA if gpu.arch == 90 and code.name in WARP_KERNELS else 1.0)
     matrix = work.flops / rate

@@ -29,8 +29,8 @@ def flash_ms(found: Estimate, code: Code) -> float:
     gpu, task, loop = found.gpu, found.task, code.products[0]
     trips = task.heads * -(-task.tokens // rows) * -(-task.tokens // keys)
     flops = 4 * rows * keys * task.head_dim
-    slots = code.warps / 4
-    cycles = max(slots * loop.instructions, flops / gpu.mma + slots * loop.dependent)
+    turns = code.warps / 4
+    cycles = max(turns * loop.instructions, flops / gpu.mma + turns * loop.dependent)
     return 1e3 * STALL * trips * cycles / gpu.processors / gpu.clock
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from .gpus import find_gpu
 
-STEP, MOST_TOKENS = 1024, 1 << 17
+STEP, MAX_TOKENS = 1024, 1 << 17
 TYPICAL_HEADS, TYPICAL_DENSITY = 24, 0.22
 FILE = Path(__file__).with_name("estimates.json")
 
@@ -95,11 +95,11 @@ def nearest_gpu(name: str, capability: tuple[int, int]) -> str:
 @lru_cache(maxsize=16)
 def break_even(gpu: str) -> int:
     """Tokens from which a warm call by default takes no longer than dense attention, in steps of 1024."""
-    for tokens in range(STEP, MOST_TOKENS, STEP):
+    for tokens in range(STEP, MAX_TOKENS, STEP):
         found = stored_estimate(gpu, tokens, TYPICAL_HEADS, TYPICAL_DENSITY)
         if found is not None and found.ms <= found.dense_ms:
             return tokens
-    return MOST_TOKENS
+    return MAX_TOKENS
 
 
 def _between(rows: list[dict[str, Any]], name: str, tokens: int, density: float) -> float:

@@ -56,7 +56,8 @@ def _attend(launch: Launch, tiles: RouteTiles) -> Work:
     trip = 2 * a["BM"] * (a["BD"] + a["BDV"])
     slot = (a["SUMMARY_K"].bytes + a["SUMMARY_V"].bytes) / max(1, heads * a["CQ"] * room) if room else 0
     own = count * room * slot
-    moved = share * rows * (a["D"] * elements + a["DV"] * a["OUT"].dtype.itemsize + 12 + 4 * a["R"])
+    drift = 4 * (a["R"] + 1) if a["DRIFT"] and not a["MOVES"] else 0
+    moved = share * rows * (a["D"] * elements + a["DV"] * a["OUT"].dtype.itemsize + 12 + drift)
     moved += tiles.tokens * (a["BD"] + a["BDV"]) * elements if full else 0
     moved += min(own, a["CQ"] * room * slot) + (full + cut) / max(1.0, count) * 12 * a["CQ"]
     cached = (full + cut) * a["BN"] * (a["BD"] + a["BDV"]) * elements + own
@@ -126,9 +127,9 @@ def _assign(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(
         tensors(launch, "VALID"),
         (trips,),
-        (2 if a["X"].dtype.itemsize == 2 else 3) * 2 * a["BN"] * a["BC"] * a["BR"] * trips,
+        (3 if a["PARTS"] else 1) * 2 * a["BN"] * a["BC"] * a["BR"] * trips,
         2 * groups * a["N"] * a["C"] * a["R"],
-        trips * a["BC"] * a["BR"] * 4,
+        trips * a["BC"] * a["BR"] * (4 if a["PARTS"] else 2),
     )
 
 

@@ -31,10 +31,13 @@ class NumberPrimitives:
         """Orthonormal columns that span about the `rank` leading eigenvectors of matrix [..., n, n]."""
         return leading_basis(matrix.double(), rank)
 
-    def leading_factor(self, metric: Tensor, rank: int) -> Tensor:
-        """F with F F^T = the metric [..., D, D] in its leading space, over its mean eigenvalue there; any
-        rotation of its columns will do.  # [..., D, rank] fp32"""
-        return leading_factor(metric, rank)
+    def leading_factor(self, moment: Tensor, rank: int) -> Tensor:
+        """F with F F^T = the second moment in its leading space, over its mean eigenvalue there. Any rotation
+        of F's columns will do.
+
+        moment [..., D, D] -> [..., D, rank] fp32
+        """
+        return leading_factor(moment, rank)
 
     def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
         """Mean of x^T x over the rows that are counted and finite, around their mean if `centred`.

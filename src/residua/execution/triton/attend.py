@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import Route, SummaryKeys
-from .attend_tiles import columns_of, low_tiles, tiles_for
+from ...types import MAX_BEND, Route, SummaryKeys
+from .attend_tiles import columns_of, finds_drift, low_tiles, tiles_for
 from .constants import LN_2, LOG2_E, SPLIT_BITS, SPLIT_MASK
 from .drift import drift_rows
 from .schedule import schedule_tiles, tile_group, tile_rows
@@ -38,6 +38,9 @@ def attend_kernel(
     SUMMARY_W,  # [B, H, CQ, T] fp32
     Y,  # [B, H, NQ, R] fp32, or any pointer
     BEND,  # [B, H, NQ] fp32
+    BASIS,  # [B, Hkv, D, R] fp32, read if the kernel finds Y and BEND itself
+    ORIGIN,  # [B, H, CQ, R] fp32
+    CURVE,  # [B, H, CQ, R] fp32
     SLOPE,  # [B, H, CQ, R, DV] fp32 or bf16
     H,
     shares,
@@ -53,6 +56,7 @@ def attend_kernel(
     sn,
     sd,
     scale,  # times log2(e), above 0
+    most,  # of BEND
     D: tl.constexpr,
     DV: tl.constexpr,
     BM: tl.constexpr,
@@ -66,6 +70,7 @@ def attend_kernel(
     LOW: tl.constexpr,
     SUMMARY: tl.constexpr,
     DRIFT: tl.constexpr,
+    MOVES: tl.constexpr,  # whether the kernel finds Y and BEND itself
     WIDE: tl.constexpr,  # offsets inside a head need 64 bits
     PRECISION: tl.constexpr,
 ):
@@ -135,7 +140,22 @@ def attend_kernel(
     if SUMMARY:
         before = top
         tail = tl.zeros([BM], tl.float32)  # the sum over the summary alone
-        if DRIFT:
+        if MOVES:
+            ranks = tl.arange(0, BR)
+            BASIS += (dims[:, None] * R + ranks[None, :]) + kv_head * D * R
+            basis = tl.load(BASIS, mask=(dims < D)[:, None] & (ranks < R)[None, :], other=0.0)
+            y = tl.zeros([BM, BR], tl.float32)
+            for _ in tl.static_range(3):  # three parts of 16 bits hold all digits of the basis
+                part = basis.to(q.dtype)
+                y = tl.dot(q, part, y)
+                basis -= part.to(tl.float32)
+            used = (ranks < R) & grouped
+            y -= tl.load(ORIGIN + row * R + ranks, mask=used, other=0.0)[None, :]
+            curve = tl.load(CURVE + row * R + ranks, mask=used, other=0.0)
+            bend = tl.sum(y * y * curve[None, :], 1)
+            bend = tl.where(bend > most, most, bend) * LOG2_E  # NaN stays
+            on = tl.zeros([], tl.int32)
+        elif DRIFT:
             rows = tl.load(
                 ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
             )
@@ -175,11 +195,12 @@ def attend_kernel(
         if DRIFT:
             # where every key is off, the drift may hold anything
             rank = tl.where(on > 0, R, 0)
-            rows = tl.load(
-                ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
-            )
-            Y += (head * NQ + rows) * R
             SLOPE += row * R * DV
+            if not MOVES:
+                rows = tl.load(
+                    ORDER + head * NQ + index, mask=index < stop, other=0, eviction_policy="evict_last"
+                )
+                Y += (head * NQ + rows) * R
             if q.dtype == tl.float32:
                 # another tl.dot makes the compiler hold q in registers, and spill
                 for r in tl.range(0, rank, num_stages=1):
@@ -189,7 +210,11 @@ def attend_kernel(
             else:
                 ranks = tl.arange(0, BR)
                 own = (ranks < rank)[:, None]
-                y = tl.load(Y[:, None] + ranks[None, :], mask=row_mask & (ranks < rank)[None, :], other=0.0)
+                if MOVES:
+                    y = tl.where((ranks < rank)[None, :], y, 0.0)
+                else:
+                    own_rows = row_mask & (ranks < rank)[None, :]
+                    y = tl.load(Y[:, None] + ranks[None, :], mask=own_rows, other=0.0)
                 y = y * tail[:, None]
                 SLOPE += ranks[:, None] * DV + cols[None, :]
                 slope = tl.load(SLOPE, mask=own & (cols < DV)[None, :], other=0.0)
@@ -247,11 +272,19 @@ def attend(
     low = low_tiles(size)
     schedule = schedule_tiles(route, size.rows, size.keys, low is not None)
     weighted = (summary.keys, summary.values, summary.log_weight) if summary is not None else (q, q, q)
-    moved = (*drift_rows(q, drift, route.query), drift.slope) if drift is not None else (q, q, q)
+    # A scale that is not above 0 is taken over by q below, and the drift is that of q as it is.
+    moves = drift is not None and scale > 0 and finds_drift(width, q.dtype)
+    moved: tuple[Tensor, ...] = (q,) * 6
+    if drift is not None:
+        y, bend = (drift.slope,) * 2 if moves else drift_rows(q, drift, route.query)
+        placed = (x.float() for x in (drift.basis, drift.origin, drift.curve))
+        moved = tuple(x.contiguous() for x in (y, bend, *placed, drift.slope))
     rank = drift.basis.shape[-1] if drift is not None else 0
     q, scale = positive_scale(q, scale)
     for tile, ends in ((size, schedule.tall_ends), (low, schedule.low_ends)):
         if tile is None or ends is None:
+            continue
+        if low is not None and tile is size and count <= low.rows:  # no group has rows for a tall tile
             continue
         tiles = schedule.row_tiles(count, low=ends is schedule.low_ends)
         attend_kernel[(batch * heads * tiles,)](
@@ -266,7 +299,7 @@ def attend(
             schedule.key_tiles,
             schedule.counts,
             *(t.contiguous() if summary is not None else t for t in weighted),
-            *(t.contiguous() if drift is not None else t for t in moved),
+            *moved,
             heads,
             heads // kv_heads,
             count,
@@ -278,6 +311,7 @@ def attend(
             tiles,
             *q.stride(),
             scale * LOG2_E.value,
+            MAX_BEND,
             D=dim,
             DV=value_dim,
             BM=tile.rows,
@@ -291,6 +325,7 @@ def attend(
             LOW=tile is low,
             SUMMARY=summary is not None and summary.keys.shape[3] > 0,
             DRIFT=drift is not None,
+            MOVES=moves,
             WIDE=keys.shape[2] * width >= 1 << 31,
             PRECISION=precision(q.dtype, width),
             num_warps=tile.warps,

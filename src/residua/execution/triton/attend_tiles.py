@@ -32,3 +32,9 @@ def columns_of(size: Tiles, low: bool, width: int) -> int:
     if low and architecture() not in WARP_GROUP_GPUS:
         return min(width, size.rows)
     return width
+
+
+def finds_drift(width: int, dtype: torch.dtype) -> bool:
+    """Whether the attention kernel finds the drift of its rows itself, which spares another pass over q.
+    Where single warps multiply it has no registers left for that."""
+    return dtype != torch.float32 and width <= 128 and architecture() in WARP_GROUP_GPUS

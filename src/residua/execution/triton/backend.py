@@ -288,12 +288,12 @@ class TritonBackend(Backend):
         return plain.shared_directions(spread, covariance, rank, scale, self.leading_basis)
 
     @entry
-    def leading_factor(self, metric: Tensor, rank: int) -> Tensor:
+    def leading_factor(self, moment: Tensor, rank: int) -> Tensor:
         from .subspace import fits, leading_space
 
-        if not fits(metric, rank):
-            return super().leading_factor(metric, rank)
-        return leading_space(metric, rank, factor=True)
+        if not fits(moment, rank):
+            return super().leading_factor(moment, rank)
+        return leading_space(moment, rank, factor=True)
 
     @entry
     def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Where every query row lies relative to its group's anchor, and how far its extra keys' log-weights bend.
 
-A pass of its own: products of fp32's accuracy inside the attention kernel would cost it its registers.
+A pass of its own where the attention kernel has no registers left to find both itself.
 """
 
 # mypy: allow-untyped-defs

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from ...errors import BackendError
+from ...processes import in_processes
 from .backend import TritonBackend
 from .cubin import disassemble, spilled, usage
 from .entry import interpreting
@@ -169,11 +168,9 @@ def run_gate(
         for rows in map(_work, jobs):
             found = {**rows, **found}
         return list(found.values())
-    pool = ProcessPoolExecutor(workers or min(8, os.cpu_count() or 1), mp_context=get_context("spawn"))
-    with pool:
-        for rows in pool.map(_work, jobs, chunksize=4):
-            for key, row in rows.items():
-                found.setdefault(key, row)
+    for rows in in_processes(_work, jobs, workers or min(8, os.cpu_count() or 1), chunksize=4):
+        for key, row in rows.items():
+            found.setdefault(key, row)
     return list(found.values())
 
 

@@ -1,8 +1,9 @@
 """Lloyd steps: distance and argmin fused, so that the [N, C] distances never exist.
 
 Coordinates and centres are split into two parts of fp16 each; three products of the parts keep about as many
-digits as fp32. Coordinates that come in fp16 are one part, and two products are enough. What is not finite
-counts as 0, and no coordinate as more than fp16 can hold.
+digits as fp32. Coordinates that come in fp16 are compared with centres that are rounded to fp16 as well, by
+one product: rounding moves a centre by less than its rows are rounded, and the nearest of the rounded centres
+is found exactly. What is not finite counts as 0, and no coordinate as more than fp16 can hold.
 """
 
 # mypy: allow-untyped-defs
@@ -28,7 +29,7 @@ def only_finite(x):
 def centres_kernel(
     CENTRES,  # [G, C, R] fp32
     HIGH,  # [G, room, BR] fp16, zeros behind column R and row C
-    LOW,  # [G, room, BR] fp16: what HIGH leaves
+    LOW,  # [G, room, BR] fp16: what HIGH leaves, or any pointer
     HALF,  # [G, room] fp32: half the squared length, infinite behind row C
     C,
     room,
@@ -36,6 +37,7 @@ def centres_kernel(
     R: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
+    PARTS: tl.constexpr,  # whether a centre is two parts
 ):
     pid = tl.program_id(0)
     group = (pid // tiles).to(tl.int64)
@@ -47,7 +49,10 @@ def centres_kernel(
     here = (ids < room)[:, None]
     at = (group * room + ids)[:, None] * BR + dims[None, :]
     tl.store(HIGH + at, high, mask=here)
-    tl.store(LOW + at, (c - high.to(tl.float32)).to(tl.float16), mask=here)
+    if PARTS:
+        tl.store(LOW + at, (c - high.to(tl.float32)).to(tl.float16), mask=here)
+    else:
+        c = high.to(tl.float32)
     half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
     tl.store(HALF + group * room + ids, half, mask=ids < room)
 
@@ -56,7 +61,7 @@ def centres_kernel(
 def assign_kernel(
     X,  # [G, N, R] fp32 or fp16
     HIGH,  # [G, room, BR] fp16
-    LOW,  # [G, room, BR] fp16
+    LOW,  # [G, room, BR] fp16, or any pointer
     HALF,  # [G, room] fp32
     VALID,  # [G, N] uint8, or any pointer
     LABELS,  # [G, N] int64
@@ -69,6 +74,7 @@ def assign_kernel(
     BC: tl.constexpr,
     BR: tl.constexpr,
     MASKED: tl.constexpr,
+    PARTS: tl.constexpr,  # whether rows and centres are two parts
 ):
     pid = tl.program_id(0)
     group = (pid // tiles).to(tl.int64)
@@ -87,17 +93,19 @@ def assign_kernel(
     half_tile = HALF + group * room + ids
     for start in range(0, room, BC):
         c = tl.load(high_tile)
-        products = tl.dot(high, tl.load(low_tile))
-        products = tl.dot(high, c, products)
-        if X.dtype.element_ty != tl.float16:
+        if PARTS:
+            products = tl.dot(high, tl.load(low_tile))
+            products = tl.dot(high, c, products)
             products = tl.dot(low, c, products)
+        else:
+            products = tl.dot(high, c)
         # |x|^2 is the same for every centre, so the nearest has the least |c|^2 / 2 - x.c
         distance = tl.load(half_tile)[None, :] - products
-        closer = distance < best
-        best = tl.where(closer, distance, best)
-        tile = tl.where(closer, start, tile)
+        tile = tl.where(distance < best, start, tile)
+        best = tl.minimum(distance, best)
         high_tile += BC * BR
-        low_tile += BC * BR
+        if PARTS:
+            low_tile += BC * BR
         half_tile += BC
     least = tl.min(best, 1)
     # the lowest index among ties; a row that is nearer to nothing than infinity takes the first
@@ -109,10 +117,10 @@ def assign_kernel(
     tl.store(LABELS + group * N + rows, label.to(tl.int64), mask=rows < N)
 
 
-def tiles_for(width: int) -> Tiles:
+def tiles_for(width: int, parts: bool) -> Tiles:
     """Rows and centres of a tile that pass the compile gate."""
     if width <= 64:
-        return Tiles(128, 64, 8, 2)
+        return Tiles(128, 64, 8, 2) if parts else Tiles(128, 32, 4, 2)
     return Tiles(64, 32, 8, 2) if width <= 128 else Tiles(32, 32, 8, 1)
 
 
@@ -122,11 +130,12 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
     labels = torch.empty(groups, count, dtype=torch.long, device=x.device)
     if labels.numel() == 0:
         return labels
-    number, width = centres.shape[1], padded(rank)
-    size = tiles_for(width)
+    number, width, parts = centres.shape[1], padded(rank), x.dtype != torch.float16
+    size = tiles_for(width, parts)
     room = cdiv(number, size.keys) * size.keys
     high = torch.empty(groups, room, width, dtype=torch.float16, device=x.device)
-    low, half = torch.empty_like(high), torch.empty(groups, room, dtype=torch.float32, device=x.device)
+    low = torch.empty_like(high) if parts else high
+    half = torch.empty(groups, room, dtype=torch.float32, device=x.device)
     tiles = cdiv(room, 32)
     centres_kernel[(groups * tiles,)](
         centres.float().contiguous(),
@@ -139,6 +148,7 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
         R=rank,
         BC=32,
         BR=width,
+        PARTS=parts,
         num_warps=4,
     )
     tiles = cdiv(count, size.rows)
@@ -158,6 +168,7 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
         BC=size.keys,
         BR=width,
         MASKED=valid is not None,
+        PARTS=parts,
         num_warps=size.warps,
         num_stages=size.stages,
     )

@@ -1,4 +1,4 @@
-"""Slots and covariances, from which the tail is built, in the interpreter against plain torch in fp64."""
+"""Slots and covariances, from which a summary is built, in the interpreter against plain torch in fp64."""
 
 from __future__ import annotations
 

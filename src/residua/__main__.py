@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
+    try:
+        _run()
+    except KeyboardInterrupt:  # while the command line itself is imported
+        print("stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+    finally:  # what was asked for is done or given up: an interrupt now would only spoil the exit code
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run() -> None:
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

@@ -66,13 +66,13 @@ def sparse_attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, config: Config | None = ..., state: State | None = ..., *,
     pinned_keys: Spans = ..., exact_queries: Spans = ..., key_mask: Tensor | None = ...,
-    scale: float | None = ..., return_receipt: Literal[False] = ..., profile: bool = ...,
+    scale: float | None = ..., return_receipt: Literal[False] = ..., time_stages: bool = ...,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attention(
     q: Tensor, k: Tensor, v: Tensor, config: Config | None = ..., state: State | None = ..., *,
     pinned_keys: Spans = ..., exact_queries: Spans = ..., key_mask: Tensor | None = ...,
-    scale: float | None = ..., return_receipt: Literal[True], profile: bool = ...,
+    scale: float | None = ..., return_receipt: Literal[True], time_stages: bool = ...,
 ) -> tuple[Tensor, Receipt]: ...  # fmt: skip
 def attention(
     q: Tensor,
@@ -86,7 +86,7 @@ def attention(
     key_mask: Tensor | None = None,
     scale: float | None = None,
     return_receipt: bool = False,
-    profile: bool = False,
+    time_stages: bool = False,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Receipt]:
     """Sparse attention of q over k and v.
@@ -102,7 +102,7 @@ def attention(
         key_mask: [B, Nk] bool, False at padding.
         scale: Factor of the scores; None: 1 / sqrt(D).
         return_receipt: Whether to return what the call did as well.
-        profile: Whether the receipt holds the time of every stage.
+        time_stages: Whether the receipt holds the time of every stage.
 
     Returns:
         The output [B, H, Nq, Dv] in q's dtype; with `return_receipt` a tuple of it and a `Receipt`.
@@ -117,7 +117,7 @@ def attention(
         check_finite=config.check_finite,
     )  # fmt: skip
     backend = choose_backend(config.backend, Demand.of(call))
-    stopwatch = Stopwatch(profile, q.device)
+    stopwatch = Stopwatch(time_stages, q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
         call, power = tame(call, backend)
         if call.routable:

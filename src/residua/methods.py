@@ -82,7 +82,7 @@ class Method:
         key_mask: Tensor | None = None,
         scale: float | None = None,
         grid: tuple[int, int, int] | None = None,
-        profile: bool = False,
+        time_stages: bool = False,
     ) -> tuple[Tensor, Receipt]:
         """One call; the arguments are those of `residua.attention`.
 
@@ -97,7 +97,7 @@ class Method:
             key_mask: [B, Nk] bool, False at padding.
             scale: Factor of the scores; None: 1 / sqrt(D).
             grid: Frames, height and width of the video tokens, for methods that use positions.
-            profile: Whether the receipt holds the time of every stage.
+            time_stages: Whether the receipt holds the time of every stage.
 
         Returns:
             The output [B, H, Nq, Dv] in q's dtype, and the receipt.
@@ -142,11 +142,11 @@ class Own(Method):
         key_mask: Tensor | None = None,
         scale: float | None = None,
         grid: tuple[int, int, int] | None = None,
-        profile: bool = False,
+        time_stages: bool = False,
     ) -> tuple[Tensor, Receipt]:
         return attention(
             q, k, v, config, state, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask,
-            scale=scale, return_receipt=True, profile=profile,
+            scale=scale, return_receipt=True, time_stages=time_stages,
         )  # fmt: skip
 
 

@@ -230,3 +230,61 @@ def test_offload_of_a_whole_pipeline(pipes, speed_up):
         assert torch.equal(tiny(3), expected)
         remove_hook_from_module(tiny.pipe.transformer, recurse=True)
     assert [(layer.sparse, layer.warm) for layer in handle.report().transformers[0].layers] == [(12, 6)] * 2
+
+
+def test_perturbed_attention_guidance_is_left_to_diffusers(tiny, scheduler, denoise, speed_up):
+    """Its hook replaces torch's attention by the values, which a sparse call would not notice."""
+    from diffusers.hooks import LayerSkipConfig, apply_layer_skip
+
+    model, inputs = tiny.build("qwen image")
+    plain = denoise(model, inputs, scheduler)
+    skip = LayerSkipConfig(
+        indices=[0], fqn="transformer_blocks", skip_attention=False, skip_attention_scores=True, skip_ff=False
+    )
+    try:
+        apply_layer_skip(model, skip)
+    except ValueError as error:
+        pytest.skip(f"this diffusers cannot perturb Qwen-Image: {error}")
+    perturbed = denoise(model, inputs, scheduler)
+    handle = speed_up(model, 1.0, scheduler=scheduler)
+    out = denoise(model, inputs, scheduler)
+    first, second = handle.report().transformers[0].layers
+    assert first.sparse == 0 and first.dense == {"attention is replaced by a torch function mode": 8}
+    assert second.sparse == 6
+    largest = perturbed.abs().max()
+    assert (out - perturbed).abs().max() <= 2e-5 * largest < (out - plain).abs().max()
+
+
+@pytest.mark.parametrize("name", ["hunyuan", "hunyuan 1.5", "qwen image", "motif"])
+def test_a_batch_whose_samples_are_padded_differently(name, tiny, scheduler, denoise, speed_up):
+    model, inputs = tiny.build(name)
+    for key, value in inputs.items():
+        if torch.is_tensor(value):
+            inputs[key] = value.repeat(2, *[1] * (value.ndim - 1))
+            if "mask" in key:
+                inputs[key][1, 2:] = 0
+    if "img_shapes" in inputs:
+        inputs["img_shapes"] = inputs["img_shapes"] * 2
+    if "txt_seq_lens" in inputs:
+        inputs["txt_seq_lens"] = inputs["txt_seq_lens"] * 2
+    dense = denoise(model, inputs, scheduler)
+    with speed_up(model, 1.0, scheduler=scheduler) as handle:
+        same = denoise(model, inputs, scheduler)
+        assert handle.report().total.sparse == 12
+    assert (same - dense).abs().max() <= 2e-5 * dense.abs().max()
+
+
+def test_a_scheduler_of_second_order(pipes, speed_up):
+    """Heun asks twice per step, at two timesteps: each is a step of its own, 9 for 5."""
+    from diffusers import FlowMatchHeunDiscreteScheduler
+
+    tiny = pipes.wan()
+    tiny.pipe.scheduler = FlowMatchHeunDiscreteScheduler(shift=3.0)
+    dense = tiny(5)
+    with speed_up(tiny.pipe, 1.0) as handle:
+        assert (tiny(5) - dense).abs().max() <= 1e-4 * dense.abs().max()
+        [item] = handle.report().transformers
+    assert item.runs == 1
+    assert [(layer.sparse, layer.warm, layer.dense) for layer in item.layers] == [
+        (16, 14, {"first steps": 2})
+    ] * 2

@@ -202,11 +202,15 @@ def test_equal_notes_are_counted_together():
         receipt = SimpleNamespace(
             warm=False, reused=0.0, pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)), backend="portable",
             error=0.1, flops=1, timings=None, beside={"routing": torch.ones(1, 2)}, chosen={"plain": 2},
-            notes=(f"density {density} is above the target 0.22", f"{round(10 * density)} of 4 heads run"),
+            notes=(f"density {density} is above the target 0.22", f"{round(10 * density)} of 4 heads run",
+                   f"the estimated error {density:.2f} is large"),
         )  # fmt: skip
         log._receipts.append(receipt)
     log.read_receipts()
-    assert log.notes == {"density ... is above the target 0.22": 2, "... of 4 heads run": 2}
+    assert log.notes == {
+        "density ... is above the target 0.22": 2, "... of 4 heads run": 2,
+        "the estimated error ... is large": 2,
+    }  # fmt: skip
     assert log.beside == {"routing": 4.0} and log.chosen == {"plain": 4}
 
 

@@ -6,35 +6,25 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("diffusers")
 pytest.importorskip("av")
 pytest.importorskip("jinja2")
 
-from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
+from tiny_world import tiny_world
 
 from residua.config import Config
 from residua.generation.compare import compare
 from residua.generation.run import Request
 from residua.generation.sparsity import Sparsity
 from residua.world.held_out import DEMO_PROMPT as PROMPT
-from residua.world.model import TRANSFORMER_CONFIG, PromptTable
 from residua.world.pipeline import WorldPipeline
-
-SMALL = {"num_layers": 2, "attention_head_dim": 32, "ffn_dim": 64}
 
 
 @pytest.fixture(scope="session")
 def pipe() -> WorldPipeline:
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        transformer, table = WanTransformer3DModel(**{**TRANSFORMER_CONFIG, **SMALL}), PromptTable()
-    with torch.no_grad():
-        for param in (*transformer.parameters(), *table.parameters()):
-            param.copy_(0.1 * torch.randn(param.shape, generator=generator))
-    return WorldPipeline(transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), table)
+    return tiny_world()
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import torch
 
 import residua
 from residua import BackendError, Config, InputError, IntegrationError, State
+from residua.execution import BACKENDS
 from residua.integration import HostAttention, Settings, Site, around, key_padding, make_report, make_settings
 from residua.integration.settings import MIN_TOKENS, Preset, min_tokens_for
 from residua.integration.watch import RunWatch
@@ -272,14 +273,14 @@ def test_large_errors_and_many_dense_heads_are_said(caplog):
     assert watch.warnings == [line.removeprefix("transformer: ") for line in (error, heads)]
 
 
-def test_the_slow_backend_is_named_at_once_and_once(caplog):
-    seen = RunWatch("transformer")
-    for _ in range(2):
-        seen.sparse_call("portable", torch.device("cpu"), "auto")
-    RunWatch("transformer", seen).sparse_call("portable", torch.device("cpu"), "auto")
-    RunWatch("transformer").sparse_call("portable", torch.device("cpu"), "portable")
-    [said] = warnings_of(caplog)
-    assert "native library is missing" in said and "residua doctor" in said
+def test_the_report_repeats_that_a_slow_backend_ran(monkeypatch):
+    monkeypatch.setattr(type(BACKENDS["native"]), "reasons", lambda self, demand: ["it was not built"])
+    for backend, told in (("auto", 1), ("portable", 0)):
+        host = host_with({"config": Config(density=0.3, backend=backend)})
+        for step in range(2):
+            ask(host, Site(0, step, 2))
+        assert sum("it was not built" in line for line in host.warnings) == told
+        assert str(make_report([host])).count("it was not built") == told
 
 
 def test_what_is_logged_at_info_and_debug(caplog):

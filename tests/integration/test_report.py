@@ -166,6 +166,14 @@ def test_a_notebook_shows_the_same_rows(report):
     assert "<html" not in fragment and "step 2" in fragment and "<th>step</th>" in fragment
 
 
+def test_the_text_is_the_same_in_a_notebook(report, monkeypatch, capsys):
+    wanted = str(report)
+    assert repr(report) == wanted
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(report) == wanted
+    assert capsys.readouterr().out == ""
+
+
 def test_saved_files(report, tmp_path):
     data = json.loads(report.save(tmp_path / "x.json").read_text())
     assert data["headline"] == report.headline and len(data["transformers"][0]["steps"]) == 3

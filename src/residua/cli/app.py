@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from ..errors import InputError, ResiduaError
 
@@ -24,7 +24,14 @@ METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"
 # Other packages log what only concerns their developers; users who want it set these variables.
 QUIET = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
 
-RENAMED_OPTIONS = {"--repair": "--reconstruction", "--repairs": "--reconstructions"}
+# The order of `residua --help`: what a newcomer needs first. Commands that are not named here come last.
+ORDER = ("doctor", "demo", "generate", "compare", "tune", "evaluate", "plan", "bench", "capture")
+
+RENAMED_OPTIONS = {
+    "--repair": "--reconstruction",
+    "--repairs": "--reconstructions",
+    "--profile": "--time-stages",
+}
 RENAMED_COMMANDS = {"repairs": "reconstructions"}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -41,11 +48,21 @@ class _PlainHelp:
 
 
 class PlainCommand(_PlainHelp, TyperCommand):
-    """A command."""
+    """A command. Its arguments are shown by name, without `<str>` beside it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if isinstance(param, TyperArgument):
+                setattr(param, "display_type_rich", lambda ctx: "")  # noqa: B010
 
 
 class PlainGroup(_PlainHelp, TyperGroup):
     """A group of commands. Names of older versions are refused with a hint to the new name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        place = {name: number for number, name in enumerate(ORDER)}
+        return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(ORDER)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for place, argument in enumerate(args):
@@ -54,6 +71,14 @@ class PlainGroup(_PlainHelp, TyperGroup):
                 ctx.fail(f"{name} is now called {(RENAMED_OPTIONS | RENAMED_COMMANDS)[name]}")
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with readable_interrupts():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with readable_interrupts():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -98,8 +123,8 @@ def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Com
         # not typing.get_type_hints: for a default of None, Python 3.10 wraps the result in Optional, and
         # typer does not find the option inside
         hints = inspect.get_annotations(function, eval_str=True)
-        for hint in hints.values():
-            _name_type(hint)
+        for name, hint in hints.items():
+            _name_type(name, hint)
         function.__annotations__ = hints  # typer could not evaluate text annotations
         group.command(cls=PlainCommand, **options)(function)
         return function
@@ -107,8 +132,10 @@ def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Com
     return register
 
 
-def _name_type(hint: Any) -> None:
+def _name_type(name: str, hint: Any) -> None:
     for option in getattr(hint, "__metadata__", ()):
+        if isinstance(option, typer.models.ArgumentInfo) and option.metavar is None:
+            option.metavar = name.upper()
         if isinstance(option, typer.models.OptionInfo) and option.metavar is None:
             found = (METAVARS[kind] for kind in _kinds(get_args(hint)[0]) if kind in METAVARS)
             option.metavar = next(found, None)
@@ -125,13 +152,11 @@ def _kinds(hint: Any) -> Iterator[Any]:
 def readable_errors() -> Iterator[None]:
     """Turns an error into one line and an exit code: 2 for what the user can fix, 1 for the rest."""
     try:
-        yield
+        with readable_interrupts():
+            yield
     except ResiduaError as error:
         _complain(str(error))
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        complaints.print("[yellow]stopped[/yellow]")
-        raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
@@ -140,6 +165,16 @@ def readable_errors() -> Iterator[None]:
         line, status = _one_line(error)
         _complain(line)
         raise typer.Exit(status) from None
+
+
+@contextmanager
+def readable_interrupts() -> Iterator[None]:
+    """Turns Ctrl-C into one line and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complaints.print("[yellow]stopped[/yellow]")
+        raise typer.Exit(130) from None
 
 
 def _one_line(error: Exception) -> tuple[str, int]:

@@ -39,7 +39,7 @@ def attention(
     tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 16384,
     heads: Heads = 2,
     head_dim: HeadDim = 128,
-    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
     dtype: Dtype = "fp32",
     concentration: Annotated[str, typer.Option(help="broad, medium or sparse heads.")] = "medium",
     reconstruction: ReconstructionName = "anchored",
@@ -77,9 +77,7 @@ def sweep(
     reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
     repeats: Repeats = 3,
-    out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path(
-        "benchmarks/results"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path("residua-sweep"),
     force: ForceFile = False,
 ) -> None:
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
@@ -116,7 +114,7 @@ def synthetic(
     tokens: Annotated[int, typer.Option(min=64, help="Video tokens of a call.")] = 8192,
     heads: Heads = 2,
     head_dim: HeadDim = 128,
-    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
     reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
 ) -> None:
@@ -158,7 +156,7 @@ def gpu(
     tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of the call.")] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(min=8, help="Channels of a head.")] = None,
-    density: Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")] = 0.22,
+    density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
     dtype: Dtype = "bf16",
     repeats: Repeats = 10,
     static: Annotated[
@@ -175,8 +173,7 @@ def gpu(
     ] = None,
     force: ForceFile = False,
 ) -> None:
-    """Measure every backend on an NVIDIA GPU against the dense kernels there (send us the JSON), or estimate
-    a call without one."""
+    """Measure every backend on an NVIDIA GPU (send us the JSON), or estimate a call without one."""
     with readable_errors():
         from ..bench.attention import write_json
 

@@ -181,7 +181,7 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     command = command_line(context, ("out", "force", *unused))
     with step_bars() as watch:
         for found in method_table.measure(
-            pipe, given.model, requests, settings, lpips, watch, profile=device == "cpu", device=device,
+            pipe, given.model, requests, settings, lpips, watch, time_stages=device == "cpu", device=device,
             pbench=pbench, floor=not given.no_floor,
         ):  # fmt: skip
             publish_folder(given.out, method_table.result_files(found, facts, command))

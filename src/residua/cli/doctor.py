@@ -28,21 +28,23 @@ def doctor(
     page: Annotated[Path | None, typer.Option(help="With --compile-kernels: write the table here.")] = None,
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
-    if compile_kernels:
-        with readable_errors():
+    with readable_errors():
+        if compile_kernels:
             _compile_kernels(page)
-        return
-    if self_test:
-        with readable_errors():
+        elif self_test:
             _self_test(as_json)
-        return
+        else:
+            _report(as_json)
+
+
+def _report(as_json: bool) -> None:
     from .. import doctor as doctoring
 
     facts = doctoring.report()
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
-        return
-    _print_report(facts)
+    else:
+        _print_report(facts)
 
 
 def _self_test(as_json: bool) -> None:

@@ -76,7 +76,9 @@ def generate(
         bool, typer.Option("--compare", help="Generate the dense video too, and write a report.")
     ] = False,
     no_floor: NoFloor = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Time every stage; slower on a GPU.")] = False,
+    time_stages: Annotated[
+        bool, typer.Option("--time-stages", help="Report the time of every stage; slower on a GPU.")
+    ] = False,
     vbench: Annotated[bool, typer.Option("--vbench", help="Also run VBench, if it is installed.")] = False,
     lpips: LpipsWeights = None,
     force: ForceFile = False,
@@ -118,14 +120,14 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         quality=given.quality,
     )
     lpips = find_lpips(given.lpips)
-    profile = given.profile or placement.torch_device.type == "cpu"
+    time_stages = given.time_stages or placement.torch_device.type == "cpu"
     with loading.processes(placement.torch_device) as (rank, world):
         pipe = loading.load(given.model, placement)
         loading.spread(pipe, world)
         with step_bars(quiet=rank > 0) as watch:
             found = compare(
                 pipe, given.model, request, sparsity, lpips=lpips, watch=watch, dense=given.compare,
-                profile=profile, floor=not given.no_floor,
+                time_stages=time_stages, floor=not given.no_floor,
             )  # fmt: skip
     if rank == 0:
         if given.vbench:

@@ -28,7 +28,7 @@ class Attachment:
         settings: Settings,
         scheduler: Callable[[], Any],
         steps: int | None,
-        profile: bool = False,
+        time_stages: bool = False,
         offset: Offset | None = None,
     ) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Attachment:
         depths = [self.family.depth(model, layer, index) for index, layer in enumerate(names)]
         self.host = HostAttention(
             settings, layers=names, depths=depths, name=name, model=type(model).__name__,
-            family=self.family.name, preset=self.family.preset.source, profile=profile,
+            family=self.family.name, preset=self.family.preset.source, time_stages=time_stages,
             unsupported="dense" if family.generic else "stop", lend=True,
         )  # fmt: skip
         self.siblings: tuple[Attachment, ...] = ()  # the other transformers of the pipeline

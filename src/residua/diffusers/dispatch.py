@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .layer import Layer
 
 BLOCK_MASK = "block mask"  # flex attention: the model itself says which blocks are computed
+INTERCEPTED = "attention is replaced by a torch function mode"  # perturbed attention guidance of diffusers
 
 _numbers = itertools.count(1)
 _layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
@@ -91,10 +92,25 @@ def tagged_dispatch(
         return backend.layer.leave_dense(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why=BLOCK_MASK
         )
+    if _intercepted():
+        return backend.layer.leave_dense(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why=INTERCEPTED
+        )
     number = backend.number
     if parallel_config is None or parallel_config.context_parallel_config is None:
         return attention_op(query, key, value, number, attn_mask, scale, is_causal)
     return _context_parallel(query, key, value, number, attn_mask, scale, is_causal, parallel_config)
+
+
+def _intercepted() -> bool:
+    """Whether a hook of diffusers stands in for torch's attention (`LayerSkipConfig.skip_attention_scores`):
+    it would not see a call that never reaches torch."""
+    if torch.compiler.is_compiling():
+        return False  # not traceable
+    return any(
+        type(mode).__name__ == "AttentionScoreSkipFunctionMode"
+        for mode in torch.overrides._get_current_function_mode_stack()
+    )
 
 
 def _context_parallel(

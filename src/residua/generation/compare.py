@@ -31,7 +31,7 @@ def compare(
     watch: Watch,
     dense: bool = True,
     repeats: int = 1,
-    profile: bool = True,
+    time_stages: bool = True,
     floor: bool = False,
 ) -> Comparison:
     """Generates dense and sparse in turn, `repeats` times, after a short untimed pass of each. With `floor`
@@ -41,7 +41,7 @@ def compare(
     for _ in range(repeats):
         if dense:
             dense_runs.append(generate(pipe, request, watch("dense")))
-        with sparsity.accelerate(pipe, profile) as handle, counted_passes(pipe) as passes:
+        with sparsity.accelerate(pipe, time_stages) as handle, counted_passes(pipe) as passes:
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
     baseline = None
@@ -61,10 +61,10 @@ def against(
     *,
     lpips: Lpips | str,
     steps: Progress,
-    profile: bool = False,
+    time_stages: bool = False,
 ) -> Comparison:
     """One more sparse generation, compared with a dense one that exists already."""
-    with sparsity.accelerate(pipe, profile=profile) as handle, counted_passes(pipe) as passes:
+    with sparsity.accelerate(pipe, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
     return _compared(pipe, model, request, sparsity, Timed.of([run]), baseline, passes.count, report, lpips)
@@ -108,7 +108,7 @@ def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> in
     with counted_passes(pipe, with_flops=True) as passes:
         generate(pipe, short, watch("warm-up, dense"))
     at_once = replace(sparsity, dense_steps=0, dense_layers=0)
-    with at_once.accelerate(pipe, profile=False):
+    with at_once.accelerate(pipe, time_stages=False):
         generate(pipe, short, watch("warm-up, sparse"))
     return passes.linear_flops
 

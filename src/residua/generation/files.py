@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from ..errors import InputError, ResiduaError
+from ..whole_file import uninterrupted
 
 MARKER = ".residua"  # lists the files in a folder that Residua wrote and may therefore replace
 MAX_MARKER_BYTES = 1 << 16
@@ -56,11 +54,13 @@ def publish_folder(folder: Path, files: Mapping[str, bytes]) -> None:
             if (folder / name).is_symlink() or (folder / name).is_dir():
                 raise InputError(f"{folder / name} is a link or a folder: remove it, or choose another --out")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        scratch: Path | None = None
         try:
+            with uninterrupted():
+                scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
             for name, content in contents.items():
                 _write(scratch / name, content)
-            with _uninterrupted():
+            with uninterrupted():
                 folder.mkdir(exist_ok=True)
                 for name in set(written_by_residua(folder)) - set(contents):
                     if (folder / name).is_file():
@@ -68,7 +68,9 @@ def publish_folder(folder: Path, files: Mapping[str, bytes]) -> None:
                 for name in contents:
                     os.replace(scratch / name, folder / name)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            if scratch is not None:
+                with uninterrupted():
+                    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def publish_files(files: Mapping[Path, bytes]) -> None:
@@ -78,17 +80,19 @@ def publish_files(files: Mapping[Path, bytes]) -> None:
         for path, content in files.items():
             with _readable(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-                os.close(descriptor)
-                moves.append((Path(name), path))
+                with uninterrupted():
+                    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+                    moves.append((Path(name), path))
+                    os.close(descriptor)
                 _write(Path(name), content)
-        with _uninterrupted():
+        with uninterrupted():
             for scratch, path in moves:
                 with _readable(path):
                     os.replace(scratch, path)
     finally:
-        for scratch, _ in moves:
-            scratch.unlink(missing_ok=True)
+        with uninterrupted():
+            for scratch, _ in moves:
+                scratch.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -112,19 +116,3 @@ def _readable(path: Path) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise OutputError(f"{path}: could not be written ({reason}); nothing was changed") from error
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C until a few renames are done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    waiting: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if waiting and callable(before):
-        before(*waiting[0])

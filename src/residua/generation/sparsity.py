@@ -46,7 +46,7 @@ class Sparsity:
         given = {"density": self.density, "max_error": self.max_error, "reconstruction": self.reconstruction}
         return {name: value for name, value in given.items() if value is not None}
 
-    def accelerate(self, pipe: Any, profile: bool) -> Handle:
+    def accelerate(self, pipe: Any, time_stages: bool) -> Handle:
         config = self.config
         if self._changes:
             config = (config or preset_config(pipe)).replace(**self._changes)
@@ -58,5 +58,5 @@ class Sparsity:
             dense_steps=self.dense_steps,
             dense_layers=self.dense_layers,
             min_tokens=self.min_tokens,
-            time_stages=profile,
+            time_stages=time_stages,
         )

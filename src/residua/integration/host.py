@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..budget import SharedBudget
+from ..execution import Demand, slow_note
 from ..inputs import key_padding
 from ..methods import DEFAULT, find_method
 from .dense_reasons import Answer, DenseReasons, Why
@@ -45,7 +46,7 @@ class HostAttention:
         model: Its class, for the report.
         family: The model family, for the report.
         preset: Where the settings of the family come from, for the report.
-        profile: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
+        time_stages: Adds the time of every stage to the report; on CUDA each stage then waits for the device.
         unsupported: What happens to a call that no backend takes: "stop" raises, "dense" counts it as dense.
         on_error: What happens when the sparse call itself fails: "stop" raises, "dense" logs a warning and
             computes it dense.
@@ -66,14 +67,14 @@ class HostAttention:
         model: str = "",
         family: str = "",
         preset: str = "",
-        profile: bool = False,
+        time_stages: bool = False,
         unsupported: Answer = "stop",
         on_error: Answer = "stop",
         lend: bool = False,
     ) -> None:
         self.settings = settings
         self.name, self.model, self.family, self.preset = name, model, family, preset
-        self.profile = profile
+        self.time_stages = time_stages
         self.on_error = on_error
         self.log = CallLog(layers)
         self.dense: Counter[Why] = Counter()  # dense calls by reason, with the numbers that decided
@@ -192,7 +193,7 @@ class HostAttention:
         self.read()
         self.drop_states()
         self._warnings += self._watch.warnings
-        self._watch = RunWatch(self.name, self._watch)
+        self._watch = RunWatch(self.name)
 
     def _dense(self, q: Tensor, k: Tensor, site: Site, dense: Dense, why: Why) -> Tensor:
         tally = self.log.at(site.layer, site.label, _name(site.branch), site.step, q.device)
@@ -238,11 +239,14 @@ class HostAttention:
             out, receipt = self._method.attend(
                 q, k, v, self.settings.config, state, pinned_keys=list(text_keys) or None,
                 exact_queries=list(text_queries) or None, key_mask=valid, scale=scale, grid=site.grid,
-                profile=self.profile,
+                time_stages=self.time_stages,
             )  # fmt: skip
             out = out if compact is None else compact.put_back(out)
             record(receipt)
-        self._watch.sparse_call(receipt.backend, q.device, self.settings.config.backend)
+        slow = None
+        if self.settings.config.backend == "auto":
+            slow = slow_note(receipt.backend, Demand(q.device, q.dtype, q.shape[3], v.shape[3]))
+        self._watch.sparse_call(slow)
         return out
 
     def _state(self, layer: int, branch: str) -> Any:

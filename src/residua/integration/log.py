@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # Numbers that differ from call to call: notes that are otherwise equal are counted together.
-_MEASURED = re.compile(r"\d+\.\d{4,}|\b\d+(?= of \d+ heads)")
+_MEASURED = re.compile(r"\d+\.\d{4,}|\b\d+(?= of \d+ heads)|(?<=estimated error )\d+\.\d+")
 PAIRS = ("routed", "probe", "pinned", "exact", "total", "possible")
 NOT_FINITE = "the error estimate is not finite: NaN or Inf in the model's tensors"
 
@@ -66,7 +66,7 @@ class Tally:
         self.beside: Counter[str] = Counter()  # work other than pairs, in pair equivalents
         self.chosen: Counter[str] = Counter()  # choices of the heads, over heads and calls
         self.flops = 0  # of the sparse calls
-        self.stages: Counter[str] = Counter()  # seconds, if the calls were profiled
+        self.stages: Counter[str] = Counter()  # seconds, if stages were timed
         self.errors: list[float] = []
         self.shapes: Counter[Shape] = Counter()
         self.backends: Counter[str] = Counter()

@@ -45,7 +45,7 @@ class ReportRow:
     dense_heads: int  # heads that ran dense because of max_error
     dense_pairs: int
     flops: int  # of the sparse calls, routing included
-    stages: dict[str, float]  # seconds of the sparse calls; empty unless profiled
+    stages: dict[str, float]  # seconds of the sparse calls; empty unless stages were timed
     sparse_seconds: float
     dense_seconds: float
     shapes: list[dict[str, Any]]  # q [B, H, Nq, D], k [B, Hkv, Nk, D], calls
@@ -96,7 +96,7 @@ class Saving:
         return self.dense_seconds / self.sparse_seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """`print(report)` shows a headline and a table, a notebook shows HTML, `to_json()` contains everything,
     `save("report.html")` writes a page."""
@@ -165,6 +165,8 @@ class Report:
         from .table import render
 
         return render(self)
+
+    __repr__ = __str__  # so that an interactive session shows the table
 
 
 def make_report(hosts: Sequence[HostAttention], notes: Iterable[str] = ()) -> Report:

@@ -128,7 +128,7 @@ def footer(report: Report) -> list[str]:
         *([_heads(total)] if total.chosen else []),
         *([_stages(total.stages)] if total.stages else []),
         *(f"memory {name}: {_bytes(size)}" for name, size in report.memory.items() if size),
-        *(f"{note} ({calls} calls)" for note, calls in total.notes.items()),
+        *(f"{note} ({calls} {'call' if calls == 1 else 'calls'})" for note, calls in total.notes.items()),
         *report.notes,
     ]
 
@@ -161,7 +161,10 @@ def render(report: Report) -> str:
     """The report as plain text."""
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False)
+    # not Jupyter's way even in a notebook: it would show the text at once, and return none
+    console = Console(
+        file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False
+    )
     console.print(report_table(report))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.rstrip().splitlines())

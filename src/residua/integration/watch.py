@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from ..accounting import LARGE_ERROR
 from .dense_reasons import FIRST_LAYERS, FIRST_STEPS, Why
 
@@ -22,10 +20,9 @@ class RunWatch:
 
     Args:
         name: Name of the transformer.
-        before: The watch of the run before; what holds for the whole process is not repeated.
     """
 
-    def __init__(self, name: str, before: RunWatch | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.sparse = 0
         self.dense: Counter[Why] = Counter()
@@ -33,7 +30,7 @@ class RunWatch:
         self._errors: list[float] = []
         self._heads = 0
         self._dense_heads = 0
-        self._said: set[str] = {"slow"} & (before._said if before is not None else set())
+        self._said: set[str] = set()
 
     def dense_call(self, why: Why) -> bool:
         """Counts a dense call; True for the first one with its reason."""
@@ -41,15 +38,12 @@ class RunWatch:
         self.dense[why] += 1
         return first
 
-    def sparse_call(self, backend: str, device: torch.device, asked: str) -> None:
-        """Counts a sparse call; a slow backend is reported at once, not after the run."""
+    def sparse_call(self, slow: str | None = None) -> None:
+        """Counts a sparse call. `slow`: why its backend is a slow one. That was logged when the backend was
+        chosen; the report repeats it."""
         self.sparse += 1
-        if backend == "portable" and device.type == "cpu" and asked == "auto":
-            self.warn(
-                "slow",
-                "the native library is missing, so the portable backend runs: sparse attention may be slower "
-                "than dense; `residua doctor` says why",
-            )
+        if slow is not None and slow not in self.warnings:
+            self.warnings.append(slow)
 
     def read(self, receipts: Iterable[Any]) -> None:
         """Adds the receipts of the run."""

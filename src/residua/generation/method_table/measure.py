@@ -95,7 +95,7 @@ def measure(
     lpips: Lpips | str,
     watch: Watch,
     *,
-    profile: bool,
+    time_stages: bool,
     device: str,
     pbench: Mapping[str, float] | None = None,
     floor: bool = True,
@@ -110,7 +110,7 @@ def measure(
         settings: How to accelerate, by the name of the method.
         lpips: A network, or the reason why there is none.
         watch: Called with the name of each run.
-        profile: Whether stages are timed; on CUDA that makes the calls slower.
+        time_stages: Whether stages are timed; on CUDA that makes the calls slower.
         device: Where VBench runs.
         pbench: PBench scores by method, if the user has them.
         floor: Whether dense runs once more, to measure how far two dense runs are apart.
@@ -125,7 +125,9 @@ def measure(
     rows: list[MethodRow] = []
     for name, sparsity in settings.items():
         found = [
-            against(pipe, model, request, sparsity, dense, lpips=lpips, steps=watch(name), profile=profile)
+            against(
+                pipe, model, request, sparsity, dense, lpips=lpips, steps=watch(name), time_stages=time_stages
+            )
             for request, dense in zip(requests, baselines, strict=True)
         ]
         if not rows:

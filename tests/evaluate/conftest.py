@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -17,28 +16,17 @@ pytest.importorskip("jinja2")
 pytest.importorskip("ray")
 pytest.importorskip("pyarrow")
 
-from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
+from tiny_world import tiny_world
 
 from residua.evaluate.prompts import Prompt
 from residua.evaluate.suite import DENSE, FLOOR, Generation, Setting, Suite, Workers
 from residua.world.held_out import TUNING_PROMPTS
-from residua.world.model import TRANSFORMER_CONFIG, PromptTable
-from residua.world.pipeline import WorldPipeline
-
-SMALL = {"num_layers": 2, "attention_head_dim": 32, "ffn_dim": 64}
 
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory) -> Path:
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=[]):
-        transformer, table = WanTransformer3DModel(**{**TRANSFORMER_CONFIG, **SMALL}), PromptTable()
-    with torch.no_grad():
-        for param in (*transformer.parameters(), *table.parameters()):
-            param.copy_(0.1 * torch.randn(param.shape, generator=generator))
     folder = tmp_path_factory.mktemp("weights")
-    pipe = WorldPipeline(transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), table)
-    pipe.save_pretrained(folder)
+    tiny_world().save_pretrained(folder)
     return folder
 
 

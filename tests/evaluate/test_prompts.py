@@ -91,3 +91,9 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path):
     (tmp_path / "p.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not UTF-8"):
         read(tmp_path, file="p.txt")
+
+
+def test_half_a_character_is_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "half \\ud83d of it"}\n')
+    with pytest.raises(InputError, match="not valid Unicode"):
+        read(tmp_path, file="p.jsonl")

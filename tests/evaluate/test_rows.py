@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from residua.errors import InputError
 from residua.evaluate.prompts import Prompt
 from residua.evaluate.rows import Row, hash_model, in_working_order, make_rows, missing_rows
 
@@ -65,3 +68,16 @@ def test_models_are_told_apart_by_their_files(tmp_path):
     first = hash_model(str(tmp_path))
     (tmp_path / "weights").write_bytes(b"1")
     assert len({first, hash_model(str(tmp_path)), hash_model("a/b"), hash_model("a/c")}) == 4
+
+
+def test_two_clips_for_one_file_are_refused(make_suite):
+    suite = make_suite(1)
+    for prompts in ((Prompt("one", "same"), Prompt("two", "same")), (Prompt("a/b"), Prompt("a_b f5effa31"))):
+        with pytest.raises(InputError, match="would have this name"):
+            make_rows(replace(suite, prompts=prompts), "m")
+
+
+def test_ten_thousand_rows_have_names_of_their_own(make_suite):
+    rows = make_rows(make_suite([f"prompt {number}" for number in range(1700)], seeds=(0, 1)), "m")
+    assert len({row.id for row in rows}) == len({row.video for row in rows}) == len(rows) == 10200
+    assert len(in_working_order(missing_rows(rows, set(), set()), 2)) == len(rows)

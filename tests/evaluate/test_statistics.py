@@ -71,3 +71,8 @@ def test_speedups_compare_only_what_ran_on_one_hardware():
         {"prompt": "c", "reference": "d3", "hardware": "x", "seconds": 1.0},
     ]
     assert list(speedups(sparse, dense).values()) == [4.0]
+
+
+def test_a_metric_that_is_not_finite_has_no_part_in_an_interval():
+    found = prompt_values(rows({("a", 0): 1.0, ("b", 0): float("nan"), ("c", 0): float("inf")}), "psnr")
+    assert list(found.values()) == [1.0] and estimate(found).low is None

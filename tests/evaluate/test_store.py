@@ -51,9 +51,9 @@ def test_done_rows_need_their_video_and_failed_ones_can_be_tried_again(store, ma
         store.write_row({**vars(row), "status": status})
     (store.folder / rows[0].video).parent.mkdir(parents=True)
     store.write_video(rows[0], b"video")
-    assert store.done(rows) == {rows[0].id, rows[2].id}
+    assert [row["id"] for row in store.finished(rows)] == [rows[0].id, rows[2].id]
     store.drop_failed()
-    assert store.done(rows) == {rows[0].id}
+    assert [row["id"] for row in store.finished(rows)] == [rows[0].id]
 
 
 def test_a_full_disk_leaves_nothing_half_written(store, monkeypatch):
@@ -155,3 +155,10 @@ def test_another_model_under_the_same_name_is_refused(make_suite):
     suite = make_suite(1)
     with pytest.raises(InputError, match="have changed"):
         check_manifest({**manifest(suite), "model_hash": "other"}, suite, True, "out")
+
+
+def test_a_path_that_is_not_utf_8_is_refused_before_anything_runs(tmp_path):
+    folder = tmp_path / os.fsdecode(b"out\xff")
+    with pytest.raises(InputError, match="valid UTF-8"):
+        Store(folder).prepare()
+    assert not folder.exists()

@@ -63,7 +63,7 @@ class Generate:
             self._store.log(row.id, f"attempt {attempt}: {row.setting}, seed {row.seed}: {row.prompt}")
             try:
                 result, frames = self._make(row, attempt)
-            except (StopError, OutputError):
+            except (StopError, OutputError, KeyboardInterrupt):
                 self._store.end(row.id)
                 raise
             except Exception as error:
@@ -176,7 +176,7 @@ def _run(pipe: Any, setting: Setting, request: Request) -> tuple[Generation, Rep
         order: AbstractContextManager[None] = another_order(pipe) if setting.is_floor else nullcontext()
         with order, counted_passes(pipe) as passes:
             return generate(pipe, request), None, passes.count
-    with setting.sparsity.accelerate(pipe, profile=False) as handle, counted_passes(pipe) as passes:
+    with setting.sparsity.accelerate(pipe, time_stages=False) as handle, counted_passes(pipe) as passes:
         clip = generate(pipe, request)
         return clip, handle.report(), passes.count
 

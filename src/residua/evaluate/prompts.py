@@ -56,6 +56,8 @@ def read_prompts(table: TomlTable, folder: Path) -> tuple[Prompt, ...]:
         raise table.error("limit", "wanted at least 1")
     table.finish()
     unique = list(dict.fromkeys(found))[:limit]
+    for prompt in unique:
+        _check_letters(prompt, given[0])
     texts = [prompt.text for prompt in unique]
     if not unique:
         raise InputError(f"[prompts] {given[0]}: no prompt was found in it")
@@ -71,6 +73,15 @@ def read_prompts(table: TomlTable, folder: Path) -> tuple[Prompt, ...]:
             f"[prompts] {given[0]}: {twice!r} is there twice, with different columns; keep one of them"
         )
     return tuple(unique)
+
+
+def _check_letters(prompt: Prompt, source: str) -> None:
+    """JSON can escape half of a character, which no file can hold."""
+    for text in (prompt.text, prompt.name, prompt.category):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"[prompts] {source}: {text!a} is not valid Unicode ({error.reason})") from error
 
 
 def _dispatch(source: str, table: TomlTable, folder: Path) -> list[Prompt]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError
 from .prompts import Prompt
 from .suite import Setting, Suite
 
@@ -66,7 +67,20 @@ def make_rows(suite: Suite, model_hash: str) -> list[Row]:
                         prompt.image, seed, setting.name, reference, _video(prompt, setting, seed, number),
                     )
                 )  # fmt: skip
+    _check_videos(rows)
     return rows
+
+
+def _check_videos(rows: Sequence[Row]) -> None:
+    """Two clips must not be written to one file."""
+    taken: dict[str, Row] = {}
+    for row in rows:
+        other = taken.setdefault(row.video, row)
+        if other is not row:
+            raise InputError(
+                f"{row.video}: the clips of {other.prompt!r} and {row.prompt!r} would have this name; change "
+                f"{'the name of one prompt' if row.prompt_name else 'one of the prompts'}"
+            )
 
 
 def in_working_order(rows: Sequence[Row], ahead: int) -> list[Row]:

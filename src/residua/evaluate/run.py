@@ -93,16 +93,20 @@ def evaluate(
         store.clear_running()
         if options.retry_failed:
             store.drop_failed()
-        finished = store.done(rows)
+        before = store.finished(rows)
+        finished = {row["id"] for row in before}
         todo = missing_rows(rows, finished, store.references())
-        watcher.begin(rows, store.read_rows(sorted(finished)), store)
+        watcher.begin(rows, before, store)
         if todo:
             job = Job(suite, out.resolve(), run)
-            if engine is not None:
-                _rounds(engine, job, rows, finished, watcher)
-            else:
-                with started(options.address, out / "logs" / "ray.log") as own:
-                    _rounds(own, job, rows, finished, watcher)
+            try:
+                if engine is not None:
+                    _rounds(engine, job, rows, finished, watcher)
+                else:
+                    with started(options.address, out / "logs" / "ray.log") as own:
+                        _rounds(own, job, rows, finished, watcher)
+            finally:  # workers that were ended with Ray leave their marks
+                store.clear_running()
         return _finish(store, suite, rows, manifest, options.command, len(todo))
 
 

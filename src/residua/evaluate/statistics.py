@@ -74,8 +74,8 @@ def bootstrap(values: np.ndarray) -> tuple[float | None, float | None]:
     if len(values) < 2:
         return None, None
     means = np.concatenate([shares @ values for shares in _resamples(len(values))])
-    tail = (1 - INTERVAL) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
+    outside = (1 - INTERVAL) / 2
+    low, high = np.quantile(means, [outside, 1 - outside])
     return float(low), float(high)
 
 

@@ -68,6 +68,10 @@ class Store:
 
     def prepare(self) -> None:
         """Makes the folders; refuses one that holds something else."""
+        try:
+            str(self.folder.absolute()).encode()
+        except UnicodeEncodeError as error:  # Parquet and the report name files in UTF-8
+            raise InputError(f"--out {str(self.folder)!a}: wanted a path that is valid UTF-8") from error
         if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise InputError(f"{self.folder} is a link or a file: give a folder")
         if self.folder.is_dir() and not (self.folder / MANIFEST).exists():
@@ -115,7 +119,9 @@ class Store:
 
     def read_row(self, row_id: str) -> dict[str, Any] | None:
         try:
-            table = pq.read_table(self._row(row_id), schema=SCHEMA)
+            table = pq.ParquetFile(self._row(row_id)).read()
+            if table.schema != SCHEMA:  # of another version
+                table = pq.read_table(self._row(row_id), schema=SCHEMA)
         except (OSError, pa.ArrowException):
             return None
         rows = table.to_pylist()
@@ -132,14 +138,14 @@ class Store:
             if row.id in found and all(found[row.id][name] == getattr(row, name) for name in SAME)
         ]
 
-    def done(self, rows: Sequence[Row]) -> set[str]:
-        """Ids of rows that need no work: failed ones, and done ones whose video exists."""
+    def finished(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """The rows that need no work: failed ones, and done ones whose video exists."""
         known = {row.id: row for row in rows}
-        return {
-            found["id"]
+        return [
+            found
             for found in self.rows_of(rows)
             if found["status"] == FAILED or (self.folder / known[found["id"]].video).is_file()
-        }
+        ]
 
     def drop_failed(self) -> None:
         """Forgets failed rows, so that they are tried again."""

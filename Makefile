@@ -2,6 +2,8 @@
 PYTHON ?= python3
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= python3.13
+# For a machine whose package index lacks the newest torch: NEWEST_TORCH=torch==2.13.0, everything else still the newest.
+NEWEST_TORCH ?= torch
 # A package index with CPU builds of torch, if you have one; without it pip takes torch from where it takes the rest.
 TORCH_INDEX ?=
 VENV := .venv
@@ -22,7 +24,7 @@ CORE_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,budget execution gr
 # processes of their own, and are not counted.
 COVERAGE := --cov --cov-report=term --cov-fail-under=90
 
-.PHONY: demo test quick test-oldest test-newest lint kernels format install docs dist fuzz sanitize load clean
+.PHONY: demo test quick test-oldest test-newest lint kernels format install docs notebook dist fuzz sanitize load clean
 
 demo: $(INSTALLED)
 	$(BIN)/residua demo
@@ -57,6 +59,12 @@ format: $(INSTALLED)
 # The documentation site, in site/; a broken link or a missing docstring target is an error.
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Runs the notebook from top to bottom and stores its outputs in it; a few minutes.
+notebook: $(INSTALLED)
+	$(PIP) nbconvert ipykernel
+	TQDM_DISABLE=1 PYTHONWARNINGS=ignore $(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
+		--ExecutePreprocessor.timeout=1800 examples/first_hour.ipynb
 
 # sdist, a wheel built from it, and a call on the native backend with that wheel in an environment of its own.
 dist: $(INSTALLED)
@@ -107,7 +115,8 @@ endif
 .venv-newest/.installed: $(SOURCES)
 	$(NEWEST_PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --upgrade pip
-	.venv-newest/bin/python -m pip install --quiet $(INDEX) --upgrade --upgrade-strategy eager --editable '.[all]'
+	.venv-newest/bin/python -m pip install --quiet $(INDEX) --upgrade --upgrade-strategy eager \
+		'$(NEWEST_TORCH)' --editable '.[all]'
 	touch $@
 
 clean:

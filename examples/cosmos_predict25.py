@@ -1,7 +1,9 @@
 """Cosmos-Predict2.5 2B: a world from text, continued from an image or a video, with sparse attention.
 
-pip install "residua[diffusers,gpu]" imageio imageio-ffmpeg
-python cosmos_predict25.py "a red bus starts to move as the light turns green" [first.png | start.mp4]
+    pip install "residua[diffusers,gpu]" imageio imageio-ffmpeg
+    python cosmos_predict25.py "a red bus starts to move as the light turns green" [first.png | start.mp4]
+
+Without a file the world is made from the text alone.
 """
 
 import sys

@@ -1,7 +1,9 @@
 """Wan2.2 I2V-A14B: a first frame to video, with sparse attention.
 
-pip install "residua[diffusers,gpu]" imageio imageio-ffmpeg
-python wan22_i2v.py first.png "the cat turns its head and yawns"
+    pip install "residua[diffusers,gpu]" imageio imageio-ffmpeg
+    python wan22_i2v.py first.png "the cat turns its head and yawns"
+
+The video has the shape of the picture, with about as many pixels as 1280 x 720.
 """
 
 import sys

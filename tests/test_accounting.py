@@ -107,7 +107,7 @@ def test_a_single_head_above_the_target_is_said_too():
 
 
 def test_receipts_are_frozen_and_serialise():
-    _, receipt = attention(*qkv(), small(), return_receipt=True, profile=True)
+    _, receipt = attention(*qkv(), small(), return_receipt=True, time_stages=True)
     plain = json.loads(json.dumps(receipt.to_dict()))
     assert plain["density"] == receipt.density and plain["pairs"]["total"] == receipt.pairs.total
     assert plain["pairs"]["total"] == sum(plain["pairs"][p] for p in ("routed", "probe", "pinned", "exact"))
@@ -125,7 +125,7 @@ def test_time_per_stage_only_when_asked(reconstruction):
     q, k, v = qkv()
     config = small(reconstruction=reconstruction)
     assert attention(q, k, v, config, return_receipt=True)[1].timings is None
-    timings = attention(q, k, v, config, return_receipt=True, profile=True)[1].timings
+    timings = attention(q, k, v, config, return_receipt=True, time_stages=True)[1].timings
     assert list(timings.seconds) == STAGES and all(value >= 0 for value in timings.seconds.values())
     assert timings.total == pytest.approx(sum(timings.seconds.values()))
 
@@ -163,7 +163,7 @@ def test_routed_pairs_of_a_given_route():
 def test_a_receipt_is_short_and_compares():
     q, k, v = qkv()
     first, second = (
-        attention(q, k, v, small(), return_receipt=True, profile=profile)[1] for profile in (True, False)
+        attention(q, k, v, small(), return_receipt=True, time_stages=timed)[1] for timed in (True, False)
     )
     assert first == second and first != attention(q, k, v, small(density=0.6), return_receipt=True)[1]
     assert first != "a receipt"

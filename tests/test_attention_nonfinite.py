@@ -22,7 +22,13 @@ CONFIGS = [
     small(density=1),
     small(max_error=0.1),
 ]
-REPAIRED = [small(), small(reconstruction="tail"), paper(), paper(probe_policy="random"), small(density=1)]
+RECONSTRUCTED = [
+    small(),
+    small(reconstruction="tail"),
+    paper(),
+    paper(probe_policy="random"),
+    small(density=1),
+]
 
 
 def lost_rows(out):
@@ -50,9 +56,9 @@ def test_a_nan_key_loses_every_row_of_its_head(config):
 
 
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("config", REPAIRED)
+@pytest.mark.parametrize("config", RECONSTRUCTED)
 def test_a_bad_value_loses_its_channel_in_every_row(value, config):
-    """With reconstruction on, the tail or the probes see it even where its group is skipped."""
+    """With reconstruction on, the summary or the probes see it even where its group is skipped."""
     q, k, v = qkv()
     v[0, 1, 33, 2] = value
     out = attention(q, k, v, config)
@@ -63,7 +69,7 @@ def test_a_bad_value_loses_its_channel_in_every_row(value, config):
         assert torch.equal(out.isfinite(), dense.isfinite())
 
 
-def test_these_calls_have_tails():
+def test_these_calls_have_summaries():
     """Without, the tests here would say nothing about them."""
     for reconstruction in ("anchored", "tail"):
         _, receipt = attention(*qkv(), small(reconstruction=reconstruction), return_receipt=True)

@@ -123,7 +123,7 @@ def test_spans_that_make_no_sense_are_refused(spans):
 @pytest.mark.parametrize(
     "keyword, way_out",
     [("attn_mask", "key_mask="), ("is_causal", "dense attention"), ("dropout_p", "inference only"),
-     ("enable_gqa", "shapes"), ("pined_keys", "help")],
+     ("enable_gqa", "shapes"), ("profile", "time_stages"), ("pined_keys", "help")],
 )  # fmt: skip
 def test_keywords_of_other_functions_are_refused_with_a_way_out(keyword, way_out):
     with pytest.raises(InputError, match=f"{keyword}.*{way_out}"):

@@ -63,7 +63,7 @@ def test_a_budget_pays_for_text_and_is_accounted(name):
     out, receipt = method.attend(
         q, k, v, method.settings(CONFIG), method.new_state(SharedBudget()), pinned_keys=TEXT,
         exact_queries=TEXT, grid=GRID,
-        profile=True,
+        time_stages=True,
     )  # fmt: skip
     most = 0.45 if name == "authors" else 0.4  # theirs keeps the cell that crosses the budget
     assert 0.2 < receipt.density <= most and receipt.target == 0.4

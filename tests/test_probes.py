@@ -13,7 +13,7 @@ from residua.execution.backend import Backend
 from residua.execution.selection import backends
 from residua.grouping import group_tokens
 from residua.inputs import validate
-from residua.probes import coverage_weights, select, take_probes, visiting_order
+from residua.probes import choose_rows, coverage_weights, take_probes, visiting_order
 from residua.sizing import resolve
 
 
@@ -22,7 +22,7 @@ from residua.sizing import resolve
 def test_stratified_selection_is_the_papers(count, seed):
     coordinates = normal(2, 2, 200, 5, seed=seed)
     labels = torch.randint(0, 12, (2, 2, 200), generator=torch.Generator().manual_seed(seed))
-    rows, weights = select(coordinates, labels, 12, count, order="index", backend=Backend())
+    rows, weights = choose_rows(coordinates, labels, 12, count, order="index", backend=Backend())
     for b in range(2):
         for h in range(2):
             wanted = choose_probes(coordinates[b, h], labels[b, h].tolist(), 12, count)
@@ -34,14 +34,14 @@ def test_stratified_selection_is_the_papers(count, seed):
 
 def test_ties_go_to_the_lower_row():
     coordinates = torch.tensor([-1.0, 1, 1, -1, 2, -2, 0, 0]).view(1, 1, 8, 1)  # mean 0
-    rows, _ = select(coordinates, torch.zeros(1, 1, 8, dtype=torch.long), 1, 8, backend=Backend())
+    rows, _ = choose_rows(coordinates, torch.zeros(1, 1, 8, dtype=torch.long), 1, 8, backend=Backend())
     assert rows[0, 0].tolist() == [6, 7, 0, 1, 2, 3, 4, 5]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 15), st.integers(1, 70))
 def test_stratification(seed, tokens, groups, count):
     labels = torch.randint(0, groups, (1, 1, tokens), generator=torch.Generator().manual_seed(seed))
-    rows, weights = select(normal(1, 1, tokens, 3, seed=seed), labels, groups, count, backend=Backend())
+    rows, weights = choose_rows(normal(1, 1, tokens, 3, seed=seed), labels, groups, count, backend=Backend())
     rows, weights = rows[0, 0], weights[0, 0].double()
     chosen = labels[0, 0][rows].tolist()
     present = set(labels[0, 0].tolist())
@@ -64,15 +64,15 @@ def test_stratification(seed, tokens, groups, count):
 def test_selection_follows_a_permutation_of_the_rows(seed):
     order = torch.randperm(50, generator=torch.Generator().manual_seed(seed))
     coordinates, labels = normal(1, 1, 50, 4, seed=seed), (torch.arange(50) % 6).view(1, 1, 50)
-    rows, _ = select(coordinates, labels, 6, 20, backend=Backend())
-    moved, _ = select(coordinates[:, :, order], labels[:, :, order], 6, 20, backend=Backend())
+    rows, _ = choose_rows(coordinates, labels, 6, 20, backend=Backend())
+    moved, _ = choose_rows(coordinates[:, :, order], labels[:, :, order], 6, 20, backend=Backend())
     assert order[moved[0, 0]].tolist() == rows[0, 0].tolist()
 
 
 @pytest.mark.parametrize("policy", ["stratified", "uniform", "random"])
 def test_every_policy_gives_distinct_rows_and_covering_weights(policy):
     labels = (torch.arange(100) % 7).expand(2, 3, 100)
-    rows, weights = select(normal(2, 3, 100, 4), labels, 7, 30, policy, backend=Backend())
+    rows, weights = choose_rows(normal(2, 3, 100, 4), labels, 7, 30, policy, backend=Backend())
     assert rows.shape == weights.shape == (2, 3, 30)
     assert all(len(set(r.tolist())) == 30 for r in rows.view(-1, 30))
     assert torch.equal(weights, coverage_weights(rows, labels, 7))
@@ -82,12 +82,12 @@ def test_every_policy_gives_distinct_rows_and_covering_weights(policy):
 @pytest.mark.parametrize("policy", ["stratified", "uniform", "random", "scattered"])
 def test_rows_without_a_group_are_not_candidates(policy):
     labels = torch.where(torch.arange(60) % 3 == 0, torch.arange(60) % 4, -1).expand(1, 2, 60)
-    rows, weights = select(normal(1, 2, 60, 3), labels, 4, 12, policy, backend=Backend())
+    rows, weights = choose_rows(normal(1, 2, 60, 3), labels, 4, 12, policy, backend=Backend())
     assert (labels.gather(-1, rows) >= 0).all() and (weights > 0).all()
 
 
 def test_uniform_is_evenly_spaced_over_the_sequence():
-    rows, _ = select(
+    rows, _ = choose_rows(
         normal(1, 1, 90, 3), torch.zeros(1, 1, 90, dtype=torch.long), 1, 8, "uniform", backend=Backend()
     )
     assert rows[0, 0].tolist() == [i * 90 // 8 for i in range(8)]
@@ -98,7 +98,9 @@ def test_scattered_draws_one_row_of_every_part(seed, tokens, groups, count, gaps
     """The rows in the order of their groups, cut into parts that differ by one row at most."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(-1 if gaps else 0, groups, (2, 2, tokens), generator=generator)
-    rows, weights = select(normal(2, 2, tokens, 3), labels, groups, count, "scattered", backend=Backend())
+    rows, weights = choose_rows(
+        normal(2, 2, tokens, 3), labels, groups, count, "scattered", backend=Backend()
+    )
     count = min(count, tokens)
     assert rows.shape == weights.shape == (2, 2, count)
     for b in range(2):
@@ -119,10 +121,12 @@ def test_scattered_draws_one_row_of_every_part(seed, tokens, groups, count, gaps
 
 def test_scattered_is_the_same_for_every_head_and_call():
     labels = torch.randint(0, 5, (1, 1, 70), generator=torch.Generator().manual_seed(3))
-    alone, _ = select(normal(1, 1, 70, 3), labels, 5, 9, "scattered", backend=Backend())
-    beside, _ = select(normal(2, 4, 70, 3), labels.expand(2, 4, 70), 5, 9, "scattered", backend=Backend())
+    alone, _ = choose_rows(normal(1, 1, 70, 3), labels, 5, 9, "scattered", backend=Backend())
+    beside, _ = choose_rows(
+        normal(2, 4, 70, 3), labels.expand(2, 4, 70), 5, 9, "scattered", backend=Backend()
+    )
     assert (beside == alone).all()
-    other, _ = select(
+    other, _ = choose_rows(
         normal(1, 1, 70, 3), labels, 5, 9, "scattered", torch.Generator().manual_seed(1), backend=Backend()
     )
     assert not torch.equal(other, alone)
@@ -130,21 +134,27 @@ def test_scattered_is_the_same_for_every_head_and_call():
 
 def test_random_is_repeatable_and_follows_its_generator():
     arguments = normal(1, 2, 80, 3), torch.zeros(1, 2, 80, dtype=torch.long), 1, 10, "random"
-    assert torch.equal(select(*arguments, backend=Backend())[0], select(*arguments, backend=Backend())[0])
-    first = select(*arguments, torch.Generator().manual_seed(1), backend=Backend())[0]
-    assert torch.equal(first, select(*arguments, torch.Generator().manual_seed(1), backend=Backend())[0])
-    assert not torch.equal(first, select(*arguments, torch.Generator().manual_seed(2), backend=Backend())[0])
+    assert torch.equal(
+        choose_rows(*arguments, backend=Backend())[0], choose_rows(*arguments, backend=Backend())[0]
+    )
+    first = choose_rows(*arguments, torch.Generator().manual_seed(1), backend=Backend())[0]
+    assert torch.equal(first, choose_rows(*arguments, torch.Generator().manual_seed(1), backend=Backend())[0])
+    assert not torch.equal(
+        first, choose_rows(*arguments, torch.Generator().manual_seed(2), backend=Backend())[0]
+    )
 
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(InputError, match="policy"):
-        select(normal(1, 1, 8, 2), torch.zeros(1, 1, 8, dtype=torch.long), 1, 2, "nearest", backend=Backend())
+        choose_rows(
+            normal(1, 1, 8, 2), torch.zeros(1, 1, 8, dtype=torch.long), 1, 2, "nearest", backend=Backend()
+        )
 
 
 def test_coordinates_that_are_nan_still_give_distinct_rows():
     coordinates = normal(1, 1, 40, 3)
     coordinates[0, 0, 5] = torch.nan
-    rows, weights = select(coordinates, (torch.arange(40) % 4).view(1, 1, 40), 4, 20, backend=Backend())
+    rows, weights = choose_rows(coordinates, (torch.arange(40) % 4).view(1, 1, 40), 4, 20, backend=Backend())
     assert len(set(rows[0, 0].tolist())) == 20 and torch.isfinite(weights).all()
 
 
@@ -175,7 +185,7 @@ def test_probes_span_the_sequence_when_groups_outnumber_them(backend):
         pytest.skip(backend.unavailable())
     labels = (torch.arange(6000) * 300 // 6000).view(1, 1, 6000)
     found = {
-        order: select(normal(1, 1, 6000, 4), labels, 300, 64, order=order, backend=backend)[0][0, 0]
+        order: choose_rows(normal(1, 1, 6000, 4), labels, 300, 64, order=order, backend=backend)[0][0, 0]
         for order in ("spread", "index")
     }
     assert found["index"].max() < 6000 * 64 / 300
@@ -189,7 +199,7 @@ def test_every_order_visits_every_group_once(order, seed, tokens, groups):
     labels = torch.randint(-1, groups, (2, 2, tokens), generator=torch.Generator().manual_seed(seed))
     turn = visiting_order(labels, groups, order)
     assert torch.equal(turn.sort(-1).values, torch.arange(groups).expand(2, 2, groups))
-    rows, weights = select(
+    rows, weights = choose_rows(
         normal(2, 2, tokens, 3, seed=seed), labels, groups, tokens, order=order, backend=Backend()
     )
     assert torch.equal(rows.sort(-1).values, torch.arange(tokens).expand(2, 2, tokens))
@@ -198,13 +208,15 @@ def test_every_order_visits_every_group_once(order, seed, tokens, groups):
 
 def test_the_largest_groups_come_first():
     labels = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3]).view(1, 1, 8)
-    rows, _ = select(normal(1, 1, 8, 2), labels, 4, 3, order="largest", backend=Backend())
+    rows, _ = choose_rows(normal(1, 1, 8, 2), labels, 4, 3, order="largest", backend=Backend())
     assert labels[0, 0, rows[0, 0]].tolist() == [2, 1, 3]
 
 
 def test_with_as_many_probes_as_groups_the_order_changes_nothing():
     labels = torch.randint(0, 12, (2, 2, 200), generator=torch.Generator().manual_seed(3))
-    found = [select(normal(2, 2, 200, 4), labels, 12, 12, order=order, backend=Backend()) for order in ORDERS]
+    found = [
+        choose_rows(normal(2, 2, 200, 4), labels, 12, 12, order=order, backend=Backend()) for order in ORDERS
+    ]
     for rows, _ in found:
         assert torch.equal(rows.sort(-1).values, found[0][0].sort(-1).values)
 

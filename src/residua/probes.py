@@ -14,7 +14,7 @@ from .types import Call, Grouping, Probes
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
 
 
-def select(
+def choose_rows(
     coordinates: Tensor,
     labels: Tensor,
     groups: int,
@@ -127,12 +127,14 @@ def take_probes(
 def place_probes(
     call: Call, grouping: Grouping, count: int, policy: str, order: str, backend: Backend
 ) -> tuple[Tensor, Tensor]:
-    """Rows among all query rows, and their weights; see `select`."""
+    """Rows among all query rows, and their weights; see `choose_rows`."""
     if policy == "scattered":
         # rows without a group come last, so the first part of the partition's order is that of the free rows
         free = call.free_queries.count
         return _scattered(grouping.query.order, grouping.query.offsets[..., -1:], min(count, free), None)
     labels = call.free_queries.take(grouping.query.labels, 2)
     groups = grouping.query.groups
-    rows, weights = select(grouping.coordinates, labels, groups, count, policy, order=order, backend=backend)
+    rows, weights = choose_rows(
+        grouping.coordinates, labels, groups, count, policy, order=order, backend=backend
+    )
     return call.free_queries.index(call.q.device)[rows], weights

@@ -26,11 +26,6 @@ def row_errors(out: Tensor, dense: Tensor, leave_out: Tensor | None = None) -> t
     return float(errors.mean()), float(errors.kthvalue(rank).values)
 
 
-def frobenius_error(out: Tensor, dense: Tensor) -> float:
-    """|out - dense| / |dense| over all entries."""
-    return float((out.float() - dense.float()).norm() / dense.float().norm().clamp(min=1e-30))
-
-
 def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
     """Mean relative error of the probe rows, weighted by the number of rows that each stands for.
 

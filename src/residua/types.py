@@ -108,9 +108,7 @@ class Grouping:
     kv: Partition  # Hkv heads
     query_centroids: Tensor  # [B, H, Cq, D] fp32, means in the original space
     kv_centroids: Tensor  # [B, Hkv, Ck, D] fp32, pinned groups last
-    coordinates: (
-        Tensor  # [B, H, free queries, rank] fp32, where the queries were clustered; empty if not kept
-    )
+    coordinates: Tensor  # [B, H, free queries, R] fp32, in which queries were clustered; empty if not kept
     pinned_groups: int = 0
     key_factor: Tensor | None = None  # [B, Hkv, D, R] fp32, the map to the coordinates of keys
     query_factor: Tensor | None = None  # [B, H, D, R] fp32, the same for queries; None: compared as they are

@@ -36,7 +36,9 @@ def only(pattern: str, folder: Path) -> Path:
 def check_contents(sdist: Path, wheel: Path) -> None:
     """The sdist has the C++ sources; the wheel has the library instead, and nothing but the package."""
     with tarfile.open(sdist) as archive:
-        assert any(name.endswith("abi.cpp") for name in archive.getnames()), "sdist without C++ sources"
+        held = archive.getnames()
+    assert any(name.endswith("abi.cpp") for name in held), "sdist without C++ sources"
+    assert not any("/tests/" in name for name in held), "sdist with a part of the tests"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()

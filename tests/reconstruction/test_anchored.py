@@ -41,8 +41,8 @@ def test_a_call_costs_no_more_than_it_may(
     reconstruction, seed, queries, keys, kv_heads, shares, density, groups, slots, rank, probes, text,
     padding, score,
 ):  # fmt: skip
-    """All in: pairs, probes, router, tail and the judging. Only what must be kept may be above: one cell of
-    every query group, pinned keys, exact rows."""
+    """All in: pairs, probes, router, summary and the judging. Only what must be kept may be above: one cell
+    of every query group, pinned keys, exact rows."""
     q, k, v = qkv(2, kv_heads * shares, kv_heads, queries, keys, 8, 12, seed=seed)
     spans = {}
     if text and queries > 4 and keys > 4:
@@ -99,7 +99,7 @@ def test_every_kind_of_work_is_what_it_says():
     )
 
 
-def test_a_head_without_a_tail_does_not_pay_for_one():
+def test_a_head_without_a_summary_does_not_pay_for_one():
     q, k, v = qkv(queries=200)
     _, receipt = attention(20 * q, k, v, small(density=0.5), return_receipt=True)
     assert receipt.chosen["plain"] == 2
@@ -119,23 +119,23 @@ def test_a_budget_too_small_for_anchors_gets_centroids_and_says_so():
 @pytest.mark.parametrize("reconstruction", SUMMARISED)
 @pytest.mark.parametrize("backend", ["portable", "native"])
 def test_the_output_is_the_plan_written_out(reconstruction, backend):
-    """Kept keys and the tail of what was chosen, row by row in fp64, with exact probe rows."""
+    """Kept keys and the summary of what was chosen, row by row in fp64, with exact probe rows."""
     q, k, v = qkv(2, 4, 2, 240, 260, 16, 24)
     config = small(reconstruction=reconstruction, density=0.5, backend=backend)
     work = grouped_call(q, k, v, config.replace(backend="portable"))
     plan = stages(reconstruction, work)
-    tail, k_all, v_all = plan.summary, expand_heads(k, 4).double(), expand_heads(v, 4).double()
+    summary, k_all, v_all = plan.summary, expand_heads(k, 4).double(), expand_heads(v, 4).double()
     wanted = torch.zeros(2, 4, 240, 24, dtype=torch.float64)
     labels = expand_heads(plan.route.kv.labels, 4)
     for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, 240))).tolist():
         a, row = int(plan.route.query.labels[b, h, i]), q[b, h, i].double()
         kept = plan.route.cells[b, h, a][labels[b, h]]
-        own, values = tail.keys[b, h, a].double(), tail.values[b, h, a].double()
-        more = work.call.scale * own @ row + tail.log_weight[b, h, a].double()
-        if tail.drift is not None:
-            y = row @ tail.drift.basis[b, h // 2].double() - tail.drift.origin[b, h, a].double()
-            more = more + min(float(y.square() @ tail.drift.curve[b, h, a].double()), 0.5)
-            values = values + y @ tail.drift.slope[b, h, a].double()
+        own, values = summary.keys[b, h, a].double(), summary.values[b, h, a].double()
+        more = work.call.scale * own @ row + summary.log_weight[b, h, a].double()
+        if summary.drift is not None:
+            y = row @ summary.drift.basis[b, h // 2].double() - summary.drift.origin[b, h, a].double()
+            more = more + min(float(y.square() @ summary.drift.curve[b, h, a].double()), 0.5)
+            values = values + y @ summary.drift.slope[b, h, a].double()
         logits = torch.cat([work.call.scale * k_all[b, h, kept] @ row, more])
         wanted[b, h, i] = logits.softmax(-1) @ torch.cat([v_all[b, h, kept], values])
     dense, _ = masked_attention(q, k, v)
@@ -148,10 +148,10 @@ def test_heads_get_what_they_chose():
     """With drift, without, without a summary, dense: switched off by zeros and -inf, head by head."""
     shape = (1, 4, 3)
     drift = Drift(normal(1, 2, 8, 2), normal(*shape, 2), normal(*shape, 2).abs(), normal(*shape, 2, 5))
-    tail = SummaryKeys(normal(*shape, 6, 8), normal(*shape, 6, 5), normal(*shape, 6), drift)
+    summary = SummaryKeys(normal(*shape, 6, 8), normal(*shape, 6, 5), normal(*shape, 6), drift)
     choice = torch.tensor([[int(choice) for choice in Choice]])
-    found = backends()["portable"].switch_summary(tail, choice)
-    assert torch.equal(found.log_weight[:, :2], tail.log_weight[:, :2])
+    found = backends()["portable"].switch_summary(summary, choice)
+    assert torch.equal(found.log_weight[:, :2], summary.log_weight[:, :2])
     assert (found.log_weight[:, 2:] == -math.inf).all()
     for name in ("curve", "slope"):
         assert torch.equal(getattr(found.drift, name)[:, 0], getattr(drift, name)[:, 0])
@@ -197,7 +197,7 @@ def test_diffuse_heads_run_with_drift_and_gain_much():
 
 @pytest.mark.parametrize("reconstruction", SUMMARISED)
 @pytest.mark.parametrize("concentration", [5.0, 16.5, 25.0, 60.0])
-def test_the_tail_never_hurts_what_is_kept(reconstruction, concentration):
+def test_the_summary_never_hurts_what_is_kept(reconstruction, concentration):
     """Against the same cells without a summary; the judge sees few rows, hence the tolerance."""
     q, k, v = video_like(VideoLike(grid=(4, 12, 16), head_dim=32, concentration=concentration))
     dense, _ = masked_attention(q, k, v)
@@ -212,7 +212,7 @@ def test_the_tail_never_hurts_what_is_kept(reconstruction, concentration):
 
 
 @pytest.mark.parametrize("reconstruction", SUMMARISED)
-def test_without_probes_every_head_takes_the_tail(reconstruction):
+def test_without_probes_every_head_takes_the_summary(reconstruction):
     """Nothing is known about the error, and nothing is claimed."""
     q, k, v = qkv(2, 4, 2, 300, 280)
     out, receipt = attention(q, k, v, small(reconstruction=reconstruction, probes=0), return_receipt=True)

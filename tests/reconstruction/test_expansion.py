@@ -64,8 +64,8 @@ def test_a_row_at_its_anchor_gets_the_dense_output(backend, kv_heads, padding, p
     call, grouping = at_their_anchors(kv_heads, bool(padding), bool(pinned))
     route = random_cells(grouping, 4, keep, seed=2)
     for single, merged, rank in ((CK + pinned, 0, 0), (CK + pinned, 0, 8), (2, 3, 3), (0, 1, 8)):
-        tail = expanded(call, grouping, route, single, merged, rank, backend)
-        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, tail)
+        summary = expanded(call, grouping, route, single, merged, rank, backend)
+        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
         assert worst(out, dense(call)) < 5e-6
     without, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
     assert worst(without, dense(call)) > 0.05
@@ -111,8 +111,8 @@ def scattered(eps, anchor, keys, groups, seed=0):
 
 def error_at(eps, rank, anchor, keys=120, groups=1, backend="reference"):
     call, grouping, route = scattered(eps, anchor, keys, groups)
-    tail = expanded(call, grouping, route, groups, 0, rank)
-    out, lse = backends()[backend].attend(call.q, call.k, call.v, route, call.scale, tail)
+    summary = expanded(call, grouping, route, groups, 0, rank)
+    out, lse = backends()[backend].attend(call.q, call.k, call.v, route, call.scale, summary)
     wanted, wanted_lse = masked_attention(call.q, call.k, call.v, scale=call.scale)
     return float((out - wanted).norm()), float((lse - wanted_lse).norm())
 
@@ -141,8 +141,8 @@ def test_the_curve_is_the_second_order_of_the_mass():
         one = partition(torch.zeros(1, 1, 150, dtype=torch.long))
         grouping = grouping_of(call, partition(torch.zeros(1, 1, 40, dtype=torch.long)), one)
         route = Route(grouping.query, grouping.kv, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
-        tail = expanded(call, grouping, route, 1, 0, rank)
-        _, lse = backends()["reference"].attend(call.q, call.k, call.v, route, call.scale, tail)
+        summary = expanded(call, grouping, route, 1, 0, rank)
+        _, lse = backends()["reference"].attend(call.q, call.k, call.v, route, call.scale, summary)
         return float((lse - masked_attention(call.q, call.k, call.v, scale=call.scale)[1]).norm())
 
     assert error(0.1, 4) < error(0.2, 4) / 6  # an eighth
@@ -227,17 +227,17 @@ def test_a_kept_group_that_is_not_finite_does_not_reach_the_drift_of_the_others(
     grouping = grouping_of(call, grouping.query, grouping.kv)
     route = random_cells(grouping, 4, 0.4)
     route.cells[..., 3] = True
-    tail = expanded(call, grouping, route, 3, 2, 4)
+    summary = expanded(call, grouping, route, 3, 2, 4)
     for x in (
-        tail.keys,
-        tail.values,
-        tail.drift.curve,
-        tail.drift.slope,
-        tail.drift.basis,
-        tail.drift.origin,
+        summary.keys,
+        summary.values,
+        summary.drift.curve,
+        summary.drift.slope,
+        summary.drift.basis,
+        summary.drift.origin,
     ):
         assert x.isfinite().all()
-    assert not tail.log_weight.isnan().any()
+    assert not summary.log_weight.isnan().any()
 
 
 def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
@@ -252,10 +252,10 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     mass = centroid_mass(call, grouping, Backend())
     assert torch.allclose(mass, cell_scores(call, grouping, "mass", Backend()), atol=1e-4)
     slots = assign_slots(route, grouping, mass, 6, 0, torch.ones(1, 2, dtype=torch.bool), Backend())
-    tail = merge_centroids(call, grouping, slots, mass, Backend())
-    on = tail.log_weight > -math.inf
-    assert torch.allclose(tail.log_weight[on], torch.tensor(math.log(10)), atol=1e-4)
-    out, _ = backends()["portable"].attend(q, k, v, route, call.scale, tail)
+    summary = merge_centroids(call, grouping, slots, mass, Backend())
+    on = summary.log_weight > -math.inf
+    assert torch.allclose(summary.log_weight[on], torch.tensor(math.log(10)), atol=1e-4)
+    out, _ = backends()["portable"].attend(q, k, v, route, call.scale, summary)
     assert worst(out, masked_attention(q, k, v)[0]) < 5e-6
 
 

@@ -138,7 +138,7 @@ def test_the_pairs_of_the_judging_are_those_of_the_probes_with_their_kept_cells(
         assert float(plan.costs()["judging"][0, h]) == pytest.approx(pairs * 24 / 40)
 
 
-def test_a_tail_without_drift_does_not_claim_one():
+def test_a_summary_without_drift_does_not_claim_one():
     for config in (small(reconstruction="tail"), small(drift_rank=0)):
         _, receipt = attention(*qkv(), config, return_receipt=True)
         assert receipt.chosen == {"with drift": 0, "without drift": 2, "plain": 0, "dense": 0}

@@ -27,7 +27,7 @@ def test_an_unknown_reconstruction_is_refused_with_the_known_ones():
 
 @pytest.mark.parametrize("reconstruction", sorted(RECONSTRUCTIONS))
 def test_density_one_changes_nothing(reconstruction):
-    """No probes, no tail, no router: dense attention through the kernel."""
+    """No probes, no summary, no router: dense attention through the kernel."""
     q, k, v = qkv(2, 4, 2, 130, 140)
     out, receipt = attention(q, k, v, small(density=1, reconstruction=reconstruction), return_receipt=True)
     assert worst(out, masked_attention(q, k, v)[0]) < 1e-6

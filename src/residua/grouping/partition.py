@@ -54,13 +54,13 @@ class KeyResponse(Partitioner):
     name = "key-response"
 
     def key_factor(self, call: Call, sizes: Sizes, backend: Backend) -> Tensor | None:
-        metric = key_metric(
+        of_keys = key_metric(
             call.free_queries.take(call.q, 2), sizes.metric_rows, sizes.metric_spacing, backend
         )  # [B, H, D, D]
         if call.shares > 1:
-            # heads that share keys share the metric: the mean of theirs
-            metric = metric.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
-        return metric_factor(metric, sizes.key_rank, backend)
+            # heads that share keys share a key metric: the mean of theirs
+            of_keys = of_keys.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+        return metric_factor(of_keys, sizes.key_rank, backend)
 
 
 @PARTITIONERS.register

@@ -132,8 +132,8 @@ def parse_prompt(prompt: str, max_balls: int = MAX_BALLS) -> Scene:
         return PromptError(f"prompt {prompt!r}: {reason}; wanted {vocabulary(max_balls)}")
 
     text = " ".join(prompt.lower().rstrip(". ").split())
-    head, _, tail = text.rpartition(" on a ")
-    place = _PLACE.fullmatch(tail)
+    head, _, ending = text.rpartition(" on a ")
+    place = _PLACE.fullmatch(ending)
     if not head or place is None:
         raise error("it does not end with 'on a <floor> floor <time>'")
     floor, time = place.groups()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context, resource_tracker
 from typing import TypeVar
 
+from .interrupts import uninterrupted
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -39,15 +41,22 @@ def in_processes(
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Processes that are started in this block never receive Ctrl-C; this one receives it after the block."""
-    # Python 3.11 starts the tracker together with the first process, and lets interrupts through after that.
-    # It removes what processes that were ended leave behind, and need not warn about it.
+    # Processes inherit the mask of this thread. It does not keep interrupts from this process, whose other
+    # threads may receive them: a process that was not told what to do would end in a traceback.
+    with uninterrupted():
+        _start_tracker()
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _start_tracker() -> None:
+    """Python 3.11 starts the tracker together with the first process, and lets interrupts through after that.
+    It removes what processes that were ended leave behind, and need not warn about it."""
     sys.warnoptions.append("ignore:resource_tracker")
     try:
         resource_tracker.ensure_running()
     finally:
         sys.warnoptions.remove("ignore:resource_tracker")
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import InputError, ResiduaError
-from ..whole_file import uninterrupted
+from ..interrupts import uninterrupted
 
 MARKER = ".residua"  # lists the files in a folder that Residua wrote and may therefore replace
 MAX_MARKER_BYTES = 1 << 16

@@ -16,8 +16,8 @@ from typing import Any
 
 from ...config import Config
 from ...errors import BackendError
+from ...interrupts import uninterrupted
 from ...processes import in_processes
-from ...whole_file import uninterrupted
 from .gpus import Gpu
 from .route import RouteTiles, count_tiles, real_route
 from .sass import Code, read_code

@@ -3,10 +3,9 @@ them."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,17 +22,6 @@ from residua.diffusers import Handle, accelerate  # noqa: E402
 STEPS = 4
 
 
-def load(name: str) -> ModuleType:
-    """A helper beside this file. Not a package: it would be called `diffusers`."""
-    spec = importlib.util.spec_from_file_location(
-        f"residua_test_{name}", Path(__file__).with_name(f"{name}.py")
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(autouse=True)
 def same_backend_afterwards() -> Iterator[None]:
     """`set_attention_backend` of a model also changes the default of the whole process."""
@@ -46,12 +34,12 @@ def same_backend_afterwards() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    return load("tiny_models")
+    return importlib.import_module("tiny_models")
 
 
 @pytest.fixture(scope="session")
 def pipes() -> ModuleType:
-    return load("tiny_pipelines")
+    return importlib.import_module("tiny_pipelines")
 
 
 class FakeScheduler:

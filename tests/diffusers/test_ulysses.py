@@ -19,8 +19,8 @@ def measured():
     """What the worker measured on two ranks."""
     worker = Path(__file__).with_name("ulysses_worker.py")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    source = str(Path(residua.__file__).parents[1])
-    env["PYTHONPATH"] = os.pathsep.join([source, env.get("PYTHONPATH", "")])
+    folders = Path(residua.__file__).parents[1], Path(__file__).parents[1] / "support"
+    env["PYTHONPATH"] = os.pathsep.join([*map(str, folders), env.get("PYTHONPATH", "")])
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run([*launch, str(worker)], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("diffusers")
+
+import tiny_models as tiny
 
 from residua.diffusers import attached
 from residua.diffusers.layer import Layer
 from residua.errors import InputError
 from residua.lab import CaptureWriter, capture, read_captures, recording
 from residua.lab.recording import Selection
-
-
-def helper(name: str):
-    path = Path(__file__).parents[1] / "diffusers" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"residua_lab_test_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny = helper("tiny_models")
 
 
 @pytest.fixture

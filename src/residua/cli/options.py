@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 # Written out here: the modules that define them take seconds to import, and `--help` must be fast.
 RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
 CONCENTRATIONS = ("broad", "medium", "sparse")
+Number = TypeVar("Number", int, float)
 
 # Options of commands that generate videos.
 Model = Annotated[str, typer.Option(help="world, a hub id, or a folder.")]
@@ -70,20 +72,20 @@ def count_or_share(name: str, text: str | None) -> float | None:
 
 def numbers(name: str, text: str) -> list[float]:
     """The numbers of an option that takes several, separated by commas."""
-    parts = words(name, text)
-    try:
-        return [float(part) for part in parts]
-    except ValueError:
-        raise InputError(f"--{name} {text!r}: wanted numbers separated by commas") from None
+    return _each(float, "numbers", name, text)
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
     """The same for whole numbers."""
+    return _each(int, "whole numbers", name, text)
+
+
+def _each(kind: Callable[[str], Number], wanted: str, name: str, text: str) -> list[Number]:
     parts = words(name, text)
     try:
-        return [int(part) for part in parts]
+        return [kind(part) for part in parts]
     except ValueError:
-        raise InputError(f"--{name} {text!r}: wanted whole numbers separated by commas") from None
+        raise InputError(f"--{name} {text!r}: wanted {wanted} separated by commas") from None
 
 
 def words(name: str, text: str) -> list[str]:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import diffusers
+import tiny_models as tiny
 import torch
 from PIL import Image
-
-_spec = importlib.util.spec_from_file_location(
-    "residua_test_tiny_models", Path(__file__).with_name("tiny_models.py")
-)
-assert _spec is not None and _spec.loader is not None
-tiny = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tiny)
 
 SIZE = {"height": 128, "width": 128, "num_frames": 9}  # 3 x 8 x 8 tokens
 EMBEDS = {"prompt_embeds": torch.ones(1, 12, 16), "negative_prompt_embeds": torch.zeros(1, 12, 16)}

@@ -66,9 +66,9 @@ notebook: $(INSTALLED)
 	TQDM_DISABLE=1 PYTHONWARNINGS=ignore $(BIN)/python -m nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
 		--ExecutePreprocessor.timeout=1800 examples/first_hour.ipynb
 
-# sdist, a wheel built from it, and a call on the native backend with that wheel in an environment of its own.
-dist: $(INSTALLED)
-	$(BIN)/python tests/packaging/build_and_check.py $(INDEX)
+# sdist, a wheel built from it, and a call on the native backend with that wheel; in environments of its own.
+dist:
+	$(PYTHON) tests/packaging/build_and_check.py $(INDEX)
 
 # Random calls with other seeds than those of `make test`, for as long as you like.
 SECONDS ?= 600

@@ -20,9 +20,9 @@ from unittest import mock
 ROOT = Path(__file__).parents[2]
 KINDS = {"address": ("address,undefined", "libasan.so"), "thread": ("thread", "libtsan.so")}
 CASES = {"address": "150", "thread": "40"}
-NATIVE = ("test_native.py", "test_native_slots.py", "test_native_small.py", "test_native_stages.py")
+NATIVE = ("native", "native_covariance", "native_drift", "native_slots", "native_small", "native_stages")
 TESTS = {
-    "address": [*(f"execution/{name}" for name in NATIVE), "fuzz/test_routes.py"],
+    "address": [*(f"execution/test_{name}.py" for name in NATIVE), "fuzz/test_routes.py"],
     "thread": ["execution/test_native_threads.py"],
 }
 

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from ..errors import InputError
 from .app import command, console, readable_errors
 
 
@@ -29,6 +30,10 @@ def doctor(
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
     with readable_errors():
+        if page is not None and not compile_kernels:
+            raise InputError(f"--page {page}: there is a table to write only with --compile-kernels")
+        if as_json and compile_kernels:
+            raise InputError("--json with --compile-kernels: give --page FILE to write its table")
         if compile_kernels:
             _compile_kernels(page)
         elif self_test:

@@ -19,7 +19,7 @@ SMALL_SCALE = 1e-6  # of scores: below, a group's size would be a huge number in
 
 @RECONSTRUCTIONS.register
 class Tail(Summarised):
-    """See docs/method.md, "The tail"."""
+    """See the table of reconstructions in docs/method.md."""
 
     name = "tail"
     about = "skipped groups enter through their sizes, key centroids and value centroids"

@@ -238,7 +238,14 @@ class Receipt:
         return json_text.finite_only(told)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The receipt as JSON."""
+        """The receipt as JSON.
+
+        Args:
+            indent: Spaces per level; None: one line.
+
+        Returns:
+            The text of `to_dict`.
+        """
         return json_text.dumps(self.to_dict(), indent)
 
 

@@ -61,7 +61,16 @@ class State:
             self._key, self._memory = other._key, centroids
 
     def memory(self, call: Call, config: Config, sizes: Sizes) -> GroupMemory | None:
-        """The groups of the last call if this call can start from them."""
+        """The groups of the last call.
+
+        Args:
+            call: The coming call.
+            config: Its settings.
+            sizes: Its group counts.
+
+        Returns:
+            None if the coming call cannot start from them.
+        """
         return self._memory if self._key == _key(call, config, sizes) else None
 
     @property
@@ -76,15 +85,36 @@ class State:
         return self._own
 
     def knows_budget(self, call: Call, config: Config) -> bool:
-        """Whether the learned budget was learned for calls like this one: same shapes, device, settings."""
+        """Whether the learned budget was learned for calls like this one.
+
+        Args:
+            call: The coming call.
+            config: Its settings.
+
+        Returns:
+            True if shapes, device and settings are the same.
+        """
         return self._budget_key == _budget_key(call, config)
 
     def remember_budget(self, call: Call, config: Config, budget: Tensor | None) -> None:
-        """Keeps what the heads may spend next, and the kind of call for which that was learned."""
+        """Keeps what the heads may spend next, and the kind of call for which that was learned.
+
+        Args:
+            call: The finished call.
+            config: Its settings.
+            budget: [B, H] fp64; None: nothing was learned.
+        """
         self._budget_key, self.budget = _budget_key(call, config), budget
 
     def remember(self, call: Call, config: Config, sizes: Sizes, memory: GroupMemory) -> None:
-        """Keeps the groups of a call for the next one."""
+        """Keeps the groups of a call for the next one.
+
+        Args:
+            call: The finished call.
+            config: Its settings.
+            sizes: Its group counts.
+            memory: Its groups.
+        """
         self._key, self._memory = _key(call, config, sizes), memory
 
 

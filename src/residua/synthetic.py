@@ -29,11 +29,20 @@ class VideoLike:
 
     @property
     def tokens(self) -> int:
+        """Tokens of the grid."""
         return math.prod(self.grid)
 
 
 def video_like(recipe: VideoLike, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v [1, H, N, D] of the recipe; the same recipe always gives the same call."""
+    """A call with the structure of video.
+
+    Args:
+        recipe: What it is like; the same recipe always gives the same call.
+        dtype: Of the tensors.
+
+    Returns:
+        q, k and v, [1, H, N, D] each.
+    """
     generator = torch.Generator().manual_seed(recipe.seed)
     places = _places(recipe.grid)  # [N, 3]
     content = _content(recipe, places, generator)  # [N, E]

@@ -82,15 +82,25 @@ class Partition:
 
     @property
     def groups(self) -> int:
+        """How many groups there are."""
         return self.offsets.shape[-1] - 1
 
     @cached_property
     def sizes(self) -> Tensor:
+        """Tokens of each group.  # [B, H, C] int64"""
         return self.offsets.diff(dim=-1)  # [B, H, C]
 
     @staticmethod
     def from_labels(labels: Tensor, groups: int) -> Partition:
-        """Sorts tokens by label, stably. `labels` [B, H, N] with values -1 (no group) to `groups` - 1."""
+        """Sorts tokens by label, stably.
+
+        Args:
+            labels: [B, H, N] int64, from -1 (no group) to `groups` - 1.
+            groups: How many groups there are.
+
+        Returns:
+            The partition.
+        """
         bins = torch.where(labels < 0, groups, labels)
         order = bins.argsort(dim=-1, stable=True)  # [B, H, N]
         counts = torch.zeros(*labels.shape[:-1], groups + 1, dtype=torch.long, device=labels.device)

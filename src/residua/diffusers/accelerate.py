@@ -118,7 +118,14 @@ def accelerate(
 
 
 def attached(target: Any) -> Handle | None:
-    """A handle on what is currently accelerated in a pipeline or transformer, or None."""
+    """A handle on what is currently accelerated, for those who have lost theirs.
+
+    Args:
+        target: A pipeline or transformer.
+
+    Returns:
+        The handle; None if nothing is accelerated.
+    """
     from .attach import attachment_of
 
     found = [attachment_of(model) for model in _transformers(target).values()]
@@ -127,7 +134,14 @@ def attached(target: Any) -> Handle | None:
 
 
 def preset_config(target: Any) -> Config:
-    """The config that `accelerate` uses if none is given, as a starting point for changes."""
+    """The settings of a model's family, as a starting point for changes.
+
+    Args:
+        target: A pipeline or transformer.
+
+    Returns:
+        A Config with the density of the family.
+    """
     return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
 
 

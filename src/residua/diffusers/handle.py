@@ -23,6 +23,7 @@ class Handle:
 
     @property
     def active(self) -> bool:
+        """Whether anything is still accelerated."""
         return any(attachment.active for attachment in self.attachments)
 
     def report(self, per: Per = "layer", full: bool = False) -> Report:
@@ -31,6 +32,9 @@ class Handle:
         Args:
             per: The rows of the table: "layer", "step" or "branch".
             full: Shows every row, not only the 8 layers with the largest error.
+
+        Returns:
+            A report that can be printed, shown in a notebook, and saved.
         """
         hosts = [attachment.host for attachment in self.attachments]
         return make_report(hosts, self._remarks()).view(per, full)

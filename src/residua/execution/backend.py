@@ -30,6 +30,14 @@ class Demand:
 
     @staticmethod
     def of(call: Call) -> Demand:
+        """What a call asks.
+
+        Args:
+            call: The call.
+
+        Returns:
+            Its device, dtype and head dims.
+        """
         return Demand(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1])
 
 
@@ -55,7 +63,14 @@ class Backend(SummaryPrimitives, RoutingPrimitives, RowPrimitives):
         return None
 
     def reasons(self, demand: Demand) -> list[str]:
-        """Every reason against running this call here; empty means it can."""
+        """What speaks against running a call here.
+
+        Args:
+            demand: What the call asks.
+
+        Returns:
+            Every reason; empty means that it can run.
+        """
         missing = self.unavailable()
         if missing:
             return [missing]
@@ -87,8 +102,18 @@ class Backend(SummaryPrimitives, RoutingPrimitives, RowPrimitives):
         """Softmax attention of every row over the kept cells of its query group, and over its summary keys,
         which may drift (see `types.Drift`).
 
-        -> out [B, H, Nq, Dv] in the original row order, in `out_dtype` (None: q's); natural log-sum-exp
-        [B, H, Nq] fp32. A row of no group or with nothing kept gets 0 and -inf.
+        Args:
+            q: [B, H, Nq, D].
+            k: [B, Hkv, Nk, D].
+            v: [B, Hkv, Nk, Dv].
+            route: The kept cells.
+            scale: Factor of the scores.
+            summary: What stands for the skipped groups; None: nothing.
+            out_dtype: Of the output; None: q's.
+
+        Returns:
+            The output [B, H, Nq, Dv] in the original row order, and the natural log-sum-exp [B, H, Nq] fp32.
+            A row of no group or with nothing kept gets 0 and -inf.
         """
         raise NotImplementedError
 

@@ -31,7 +31,15 @@ def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
 
 
 def slow_note(chosen: str, demand: Demand) -> str | None:
-    """A sentence for the user if a call on a CPU cannot have the native kernels; None if it has them."""
+    """A sentence for the user if a call on a CPU cannot have the native kernels.
+
+    Args:
+        chosen: Name of the backend that runs it.
+        demand: What the call asks.
+
+    Returns:
+        The sentence; None if the native kernels run, or if this is no call on a CPU.
+    """
     native = backends().get("native")
     if chosen != "portable" or demand.device.type != "cpu" or native is None:
         return None

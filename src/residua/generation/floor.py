@@ -28,8 +28,12 @@ Dispatch = Callable[[Tensor, Tensor, Tensor, "Tensor | None", "float | None", bo
 
 @contextmanager
 def another_order(pipe: Any) -> Iterator[None]:
-    """Inside this block `pipe` runs dense, with the same kernel as without it, but the keys of every
-    self-attention call are rolled by half their number. Causal calls are not changed."""
+    """Inside this block a pipeline runs dense, with the same kernel as without it, but the keys of every
+    self-attention call are rolled by half their number. Causal calls are not changed.
+
+    Args:
+        pipe: The pipeline, not accelerated.
+    """
     with dense_on_purpose(), accelerate(pipe, dense_steps=0, dense_layers=1.0, min_tokens=0) as handle:
         for attachment in handle.attachments:
             for layer in attachment.layers:
@@ -38,7 +42,16 @@ def another_order(pipe: Any) -> Iterator[None]:
 
 
 def dense_again(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
-    """The dense clip of a request, with attention summed in another order."""
+    """The dense clip of a request, with attention summed in another order.
+
+    Args:
+        pipe: The pipeline, not accelerated.
+        request: What to generate.
+        progress: Called after every step.
+
+    Returns:
+        The clip and its time.
+    """
     with another_order(pipe):
         return generate(pipe, request, progress)
 

@@ -31,24 +31,66 @@ class Family:
     context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` expects
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        """The token grid of the video, from the arguments of the transformer's forward."""
+        """The token grid of the video.
+
+        Args:
+            model: The transformer.
+            inputs: Arguments of its forward pass, by name.
+
+        Returns:
+            Frames, height and width, in tokens.
+        """
         raise NotImplementedError
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
-        """How many tokens are video."""
+        """How many tokens are video.
+
+        Args:
+            model: The transformer.
+            inputs: Arguments of its forward pass, by name.
+
+        Returns:
+            Those of the grid, unless a family knows better.
+        """
         return math.prod(self.grid(model, inputs))
 
     def video_start(self, queries: int, keys: int, video: int) -> tuple[int, int]:
-        """Where the video begins in the queries and in the keys of one call; everything else is pinned."""
+        """Where the video begins in one call; everything else is pinned.
+
+        Args:
+            queries: Query rows of the call.
+            keys: Keys of the call.
+            video: How many of each are video.
+
+        Returns:
+            The first video row, and the first video key.
+        """
         return 0, 0
 
     def layout(self, model: Any, inputs: Mapping[str, Any]) -> Any:
-        """What `text` must know about the forward pass in addition to the number of video tokens."""
+        """What `text` must know about the forward pass in addition to the number of video tokens.
+
+        Args:
+            model: The transformer.
+            inputs: Arguments of its forward pass, by name.
+
+        Returns:
+            Anything; it is handed to `text`.
+        """
         return None
 
     def text(self, queries: int, keys: int, video: int, layout: Any) -> tuple[Ranges, Ranges]:
-        """The query rows and keys of one call that are not video; IntegrationError if the call does not
-        fit."""
+        """The query rows and keys of one call that are not video; IntegrationError if the call does not fit.
+
+        Args:
+            queries: Query rows of the call.
+            keys: Keys of the call.
+            video: How many of each are video.
+            layout: From `layout`.
+
+        Returns:
+            Ranges of query rows, and ranges of keys.
+        """
         start_q, start_k = self.video_start(queries, keys, video)
         if min(start_q, start_k) < 0 or start_q + video > queries or start_k + video > keys:
             raise IntegrationError(
@@ -58,27 +100,65 @@ class Family:
         return around(start_q, start_q + video, queries), around(start_k, start_k + video, keys)
 
     def why_dense(self, queries: int, keys: int) -> str | None:
-        """A reason to leave a call dense whatever the settings are, or None."""
+        """A reason to leave a call dense whatever the settings are.
+
+        Args:
+            queries: Query rows of the call.
+            keys: Keys of the call.
+
+        Returns:
+            The reason, or None.
+        """
         return None
 
     def processor(self, name: str, original: Any) -> Any:
-        """The replacement for a processor of that class name: a copy of it or one of our own; None if it is
-        not supported."""
+        """The replacement for an attention processor.
+
+        Args:
+            name: Its class name.
+            original: The processor.
+
+        Returns:
+            A copy of it or one of our own; None if it is not supported.
+        """
         if name not in self.processors:
             return None
         own = self.processors[name]
         return copy.copy(original) if own is None else own(original)
 
     def timestep(self, inputs: Mapping[str, Any]) -> Any:
+        """The timestep of a forward pass.
+
+        Args:
+            inputs: Arguments of the transformer's forward pass, by name.
+
+        Returns:
+            As the transformer gets it; None if it gets none.
+        """
         return inputs.get("timestep")
 
     def depth(self, model: Any, name: str, index: int) -> int:
-        """The layer's position from the input, for `dense_layers`. `index` is its position in module
-        order."""
+        """The position of a layer from the input, for `dense_layers`.
+
+        Args:
+            model: The transformer.
+            name: Of the layer's module.
+            index: Its position in module order.
+
+        Returns:
+            `index`, unless blocks are parallel.
+        """
         return index
 
     def layers(self, model: Any) -> Iterator[tuple[str, Any]]:
-        """Names and modules of the self-attention layers, in module order."""
+        """The self-attention layers.
+
+        Args:
+            model: The transformer.
+
+        Returns:
+            Names and modules, in module order.
+        """
         pattern = re.compile(self.attention)
         return ((name, module) for name, module in model.named_modules() if pattern.fullmatch(name))
 
@@ -93,13 +173,27 @@ def supported() -> dict[str, Family]:
 
 
 def is_supported(model: Any) -> bool:
-    """Whether a family knows the class of a transformer, or one of its parents."""
+    """Whether a family knows the class of a transformer, or one of its parents.
+
+    Args:
+        model: The transformer.
+
+    Returns:
+        True if `family_of` finds one.
+    """
     known = supported()
     return any(parent.__name__ in known for parent in type(model).__mro__)
 
 
 def family_of(model: Any) -> Family:
-    """The family of a transformer, by its class or its nearest known parent."""
+    """The family of a transformer, by its class or its nearest known parent.
+
+    Args:
+        model: The transformer.
+
+    Returns:
+        The family; IntegrationError if there is none.
+    """
     known = supported()
     for parent in type(model).__mro__:
         if parent.__name__ in known:
@@ -111,11 +205,27 @@ def family_of(model: Any) -> Family:
 
 
 def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:
-    """The grid of latents [B, C, frames, height, width] divided into patches."""
+    """The grid of latents that are divided into patches.
+
+    Args:
+        latents: [B, C, frames, height, width].
+        patch: Frames, height and width of a patch.
+
+    Returns:
+        Frames, height and width in patches.
+    """
     frames, height, width = (int(size) // step for size, step in zip(latents.shape[2:], patch, strict=True))
     return frames, height, width
 
 
 def patches(latents: Any, patch: tuple[int, ...]) -> int:
-    """How many patches latents [B, C, frames, height, width] are divided into, the last ones padded."""
+    """How many patches latents are divided into, the last ones padded.
+
+    Args:
+        latents: [B, C, frames, height, width].
+        patch: Frames, height and width of a patch.
+
+    Returns:
+        Their number.
+    """
     return math.prod(math.ceil(size / step) for size, step in zip(latents.shape[2:], patch, strict=True))

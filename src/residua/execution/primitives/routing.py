@@ -17,7 +17,14 @@ class RoutingPrimitives:
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
         """Log of the attention mass of every K/V group at every anchor: logsumexp over the group's keys.
 
-        anchors [B, H, Cq, D] fp32, k [B, Hkv, Nk, D] -> [B, H, Cq, Ck] fp32, -inf for an empty group
+        Args:
+            anchors: [B, H, Cq, D] fp32.
+            k: [B, Hkv, Nk, D].
+            kv: Groups of the keys.
+            scale: Factor of the scores.
+
+        Returns:
+            [B, H, Cq, Ck] fp32, -inf for an empty group.
         """
         return plain.cell_mass(anchors, k, kv, scale)
 
@@ -27,15 +34,31 @@ class RoutingPrimitives:
         Every non-empty query group keeps its best cell even if the budget does not cover it. Equal scores go
         to the lower index. A score that is NaN comes first: what is wrong must reach the output.
 
-        log_share [B, H, Cq, Ck] log of the share of a row's mass, query_sizes [B, H, Cq],
-        kv_sizes [B, H, Ck], budget [B, H] int64 pairs -> cells [B, H, Cq, Ck] bool
+        Args:
+            log_share: [B, H, Cq, Ck], log of the share of a row's mass.
+            query_sizes: [B, H, Cq] int64.
+            kv_sizes: [B, H, Ck] int64.
+            budget: [B, H] int64, in pairs.
+
+        Returns:
+            The kept cells [B, H, Cq, Ck] bool.
         """
         return plain.spend(log_share, query_sizes, kv_sizes, budget)
 
     def spend_each(
         self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]
     ) -> Tensor:
-        """`spend` for several budgets [B, H] over the same cells.  # [n, B, H, Cq, Ck] bool"""
+        """`spend` for several budgets over the same cells.
+
+        Args:
+            log_share: As in `spend`.
+            query_sizes: As in `spend`.
+            kv_sizes: As in `spend`.
+            budgets: [B, H] int64 each.
+
+        Returns:
+            [budgets, B, H, Cq, Ck] bool.
+        """
         return torch.stack([self.spend(log_share, query_sizes, kv_sizes, budget) for budget in budgets])
 
     def best_cells(
@@ -48,11 +71,20 @@ class RoutingPrimitives:
         worth: Tensor | None = None,
     ) -> Tensor:
         """`spend_each` on the first `free` K/V groups, by the share of a row's mass over all of them: what is
-        pinned is paid for already, and its mass is the row's own. Groups of NaN are kept whatever they cost.
+        pinned is paid for already, and its mass is the row's own. Groups of NaN are kept whatever they
+        cost.
 
-        log_mass [B, H, Cq, Ck] as from `cell_scores`, sizes [B, H, Cq] and [B, H, Ck] int64, budgets [B, H]
-        int64 each, worth [B, H, Ck] fp32 log of what a unit of mass in a K/V group counts (None: 1)
-        -> [budgets, B, H, Cq, free] bool
+        Args:
+            log_mass: [B, H, Cq, Ck] as from `cell_scores`.
+            query_sizes: [B, H, Cq] int64.
+            kv_sizes: [B, H, Ck] int64.
+            budgets: [B, H] int64 each.
+            free: K/V groups that are not pinned; these come first.
+            worth: [B, H, Ck] fp32, log of what a unit of mass in a K/V group counts; None: the same
+                everywhere.
+
+        Returns:
+            [budgets, B, H, Cq, free] bool.
         """
         broken = log_mass.isnan()
         log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
@@ -65,7 +97,12 @@ class RoutingPrimitives:
     def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
         """Share of each query group's mass in the cells that are not kept; groups of NaN count as nothing.
 
-        log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32
+        Args:
+            log_mass: [B, H, Cq, Ck].
+            cells: [n, B, H, Cq, Ck] bool, n choices of kept cells.
+
+        Returns:
+            [n, B, H, Cq] fp32.
         """
         mass = torch.where(log_mass.isnan(), -torch.inf, log_mass)
         share = torch.where(mass == -torch.inf, 0.0, mass.softmax(-1))  # a row without any mass misses none

@@ -18,7 +18,15 @@ class RowPrimitives(NumberPrimitives):
     ) -> Tensor:
         """Exact attention of some query rows over all keys that are not padding.
 
-        rows [B, H, M, D], key_mask [B, Nk] bool -> [B, H, M, Dv] fp32
+        Args:
+            rows: [B, H, M, D].
+            k: [B, Hkv, Nk, D].
+            v: [B, Hkv, Nk, Dv].
+            key_mask: [B, Nk] bool, False at padding; None: no padding.
+            scale: Factor of the scores.
+
+        Returns:
+            [B, H, M, Dv] fp32.
         """
         return plain.attend_rows(rows, k, v, key_mask, scale)
 
@@ -28,8 +36,18 @@ class RowPrimitives(NumberPrimitives):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """`attend_rows`, and beside it what the rows would see if they kept only some K/V groups.
 
-        rows [B, H, M, D], kept [B, H, M, Ck] bool -> exact [B, H, M, Dv], over the kept keys alone
-        [B, H, M, Dv], their natural log-sum-exp [B, H, M], all fp32; 0 and -inf for a row that keeps nothing
+        Args:
+            rows: As in `attend_rows`.
+            k: As in `attend_rows`.
+            v: As in `attend_rows`.
+            kv: Groups of the keys.
+            kept: [B, H, M, Ck] bool, the groups that each row keeps.
+            key_mask: As in `attend_rows`.
+            scale: As in `attend_rows`.
+
+        Returns:
+            The exact output [B, H, M, Dv], that over the kept keys alone [B, H, M, Dv], and the natural
+            log-sum-exp of the latter [B, H, M], all fp32; 0 and -inf for a row that keeps nothing.
         """
         return plain.split_rows(rows, k, v, kv, kept, key_mask, scale)
 
@@ -37,7 +55,14 @@ class RowPrimitives(NumberPrimitives):
         """Visits the groups in turn and takes from each the row nearest to the group's mean that is not taken
         yet (ties: the lower index; NaN last). Rows of no group fill up what is left.
 
-        x [B, H, N, R] fp32, labels [B, H, N], count <= N -> rows [B, H, count] int64
+        Args:
+            x: [B, H, N, R] fp32.
+            labels: [B, H, N], the group of every row, or -1.
+            groups: How many groups there are.
+            count: How many rows to take, at most N.
+
+        Returns:
+            [B, H, count] int64.
         """
         return plain.central_rows(x, labels, groups, count)
 
@@ -49,49 +74,83 @@ class RowPrimitives(NumberPrimitives):
         keys that drift (left out where `drift` is None), to both without the drift, or to the kept keys
         alone.
 
-        rows [B, H, M, D] of the groups [B, H, M] int64, exact [B, H, M, Dv] fp32; kept and skipped: output
-        [B, H, M, Dv] and log-sum-exp [B, H, M] over the kept keys and over the summary keys, fp32
-        -> [candidates, B, H, M] fp32
+        Args:
+            rows: [B, H, M, D].
+            group: [B, H, M] int64, the query group of every row.
+            exact: [B, H, M, Dv] fp32.
+            kept: Output [B, H, M, Dv] and log-sum-exp [B, H, M] over the kept keys, fp32.
+            skipped: The same over the summary keys.
+            drift: Of the summary keys; None: they have none.
+
+        Returns:
+            [candidates, B, H, M] fp32.
         """
         return plain.candidate_errors(rows, group, exact, kept, skipped, drift, self.matmul)
 
     def best_candidate(
         self, errors: Tensor, weights: Tensor, bare: Tensor, handicap: float
     ) -> tuple[Tensor, Tensor]:
-        """The candidate of every head with the least mean error by `weights`; a later one must have less than
-        `handicap` times the error of the best before it. Heads that are `bare` take the last.
+        """The candidate of every head with the least mean error.
 
-        errors [candidates, B, H, M] fp32, weights [B, H, M] fp32, bare [B, H] bool -> number [B, H] int64,
-        error [B, H] fp32
+        Args:
+            errors: [candidates, B, H, M] fp32.
+            weights: [B, H, M] fp32, of the rows.
+            bare: [B, H] bool, heads that take the last candidate.
+            handicap: A later candidate must have less than this times the error of the best before it.
+
+        Returns:
+            The number of the candidate [B, H] int64, and its error [B, H] fp32.
         """
         return plain.best_candidate(errors, weights, bare, handicap)
 
     def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
-        """The summary as the heads chose it: without its drift, or without any key; maybe in place.
+        """The summary as the heads chose it: without its drift, or without any key.
 
-        choice [B, H] int64, numbers of `Choice`
+        Args:
+            summary: May be changed in place.
+            choice: [B, H] int64, numbers of `Choice`.
+
+        Returns:
+            The summary.
         """
         return plain.switch_summary(summary, choice)
 
     def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
     ) -> ResidualFit:
-        """The paper's fit: a weighted ridge regression from probe outputs to their residuals, restricted to
-        the leading `rank` directions of the residuals if `subspace` (section 4.2, appendix A).
+        """The paper's fit: a weighted ridge regression from probe outputs to their residuals (section 4.2,
+        appendix A).
 
         A probe whose own output is not finite is left out: its row is lost anyway. A probe whose residual
         alone is not finite has met NaN or Inf among the skipped keys, and passes it on to every row, as dense
         attention would.
 
-        x [..., M, Dv], residual [..., M, Dv], weights [..., M]
+        Args:
+            x: [..., M, Dv], sparse outputs at the probes.
+            residual: [..., M, Dv], what they miss.
+            weights: [..., M], how many rows each probe stands for.
+            rank: Leading directions of the residuals to which the fit is restricted.
+            ridge: Strength of the penalty.
+            subspace: Whether the fit is restricted at all.
+
+        Returns:
+            The map, and its error at each probe.
         """
         return plain.fit_residual(x, residual, weights, rank, ridge, subspace)
 
     def add_affine(
         self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        """`out + out @ left @ right + bias` in one pass, cast to `dtype`; may reuse the memory of `out`.
+        """`out + out @ left @ right + bias` in one pass.
 
-        out [B, H, N, Dv] fp32, left [B, H, Dv, R], right [B, H, R, Dv], bias [B, H, Dv]
+        Args:
+            out: [B, H, N, Dv] fp32; its memory may be used again.
+            left: [B, H, Dv, R].
+            right: [B, H, R, Dv].
+            bias: [B, H, Dv].
+            dtype: Of the result.
+
+        Returns:
+            [B, H, N, Dv] in `dtype`.
         """
         return plain.add_affine(out, left, right, bias, dtype)

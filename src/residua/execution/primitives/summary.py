@@ -16,13 +16,22 @@ class SummaryPrimitives(GroupingPrimitives):
         self, log_mass: Tensor, cells: Tensor, query: Partition, kv: Partition, near: Tensor, single: int,
         merged: int, wanted: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """Gives the `single` heaviest groups that a query group skips a slot each, and all other skipped ones
-        the slot `single + near` of their neighbourhood. Repeats give the same bits.
+        """Gives the heaviest groups that a query group skips a slot each, and all other skipped ones the slot
+        of their neighbourhood. Repeats give the same bits.
 
-        log_mass and cells [B, H, Cq, Ck], near [B, Hkv, Ck] int64 below `merged`, wanted [B, H] bool: heads
-        that skip nothing otherwise -> slots [B, H, Cq, Ck] int32 (-1: none), the log of their masses
-        [B, H, Cq, single + merged] fp32 (-inf: empty), each group's share of the skipped mass of its query
-        group [B, H, Cq, Ck] fp32
+        Args:
+            log_mass: [B, H, Cq, Ck].
+            cells: [B, H, Cq, Ck] bool, what is kept.
+            query: Groups of the queries.
+            kv: Groups of the keys.
+            near: [B, Hkv, Ck] int64 below `merged`, the neighbourhood of every K/V group.
+            single: Slots for one group each; they come first.
+            merged: Slots that the others share: `single + near`.
+            wanted: [B, H] bool; the other heads get no slots.
+
+        Returns:
+            Slots [B, H, Cq, Ck] int32 (-1: none), the log of their masses [B, H, Cq, single + merged] fp32
+            (-inf: empty), and each group's share of the skipped mass of its query group [B, H, Cq, Ck] fp32.
         """
         return plain.choose_slots(log_mass, cells, query, kv, near, single, merged, wanted, self.matmul)
 
@@ -33,12 +42,22 @@ class SummaryPrimitives(GroupingPrimitives):
         """Softmax-weighted mean key and value of the K/V groups that share a slot, at every anchor.
 
         Key j of a group in slot t weighs exp(scale * anchor . k_j - log_mass[t]) there, where `log_mass` is
-        the log-sum-exp over all keys of the slot. Where `near` is given, a slot below `single` holds one
-        group of an anchor, and a group b in any other is in slot `single + near[b]`.
+        the log-sum-exp over all keys of the slot.
 
-        anchors [B, H, Cq, D] fp32, slots [B, H, Cq, Ck] int32 (-1: none), log_mass [B, H, Cq, T] fp32,
-        near [B, Hkv, Ck] int64 below T - single
-        -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv] fp32, 0 in an empty slot
+        Args:
+            anchors: [B, H, Cq, D] fp32.
+            k: [B, Hkv, Nk, D].
+            v: [B, Hkv, Nk, Dv].
+            kv: Groups of the keys.
+            slots: [B, H, Cq, Ck] int32, -1: none.
+            log_mass: [B, H, Cq, T] fp32.
+            scale: Factor of the scores.
+            near: [B, Hkv, Ck] int64 below T - single; if given, a slot below `single` holds one group of an
+                anchor, and a group b in any other is in slot `single + near[b]`.
+            single: See `near`.
+
+        Returns:
+            Keys [B, H, Cq, T, D] and values [B, H, Cq, T, Dv], fp32, 0 in an empty slot.
         """
         return plain.slot_means(anchors, k, v, kv, slots, log_mass, scale)
 
@@ -49,7 +68,19 @@ class SummaryPrimitives(GroupingPrimitives):
         """`slot_means`, and the log-weight with which each key has its slot's mass at the anchor. A backend
         may round the keys and values to the dtypes of k and v; the weights belong to what it returns.
 
-        -> keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv], log-weights [B, H, Cq, T] fp32
+        Args:
+            anchors: As in `slot_means`.
+            k: As in `slot_means`.
+            v: As in `slot_means`.
+            kv: As in `slot_means`.
+            slots: As in `slot_means`.
+            log_mass: As in `slot_means`.
+            scale: As in `slot_means`.
+            near: As in `slot_means`.
+            single: As in `slot_means`.
+
+        Returns:
+            Keys [B, H, Cq, T, D], values [B, H, Cq, T, Dv], and log-weights [B, H, Cq, T] fp32.
         """
         keys, values = self.slot_means(anchors, k, v, kv, slots, log_mass, scale, near, single)
         at_anchor = self.matmul(anchors[..., None, :], keys.mT)[..., 0, :]
@@ -58,11 +89,17 @@ class SummaryPrimitives(GroupingPrimitives):
     def shared_directions(
         self, spread: Tensor, covariance: Tensor, rank: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """The `rank` directions in which both queries and keys vary most, as maps to coordinates with
-        y_q . y_k = scale * q . k as far as they go; the keys' coordinates have unit variance.
+        """The directions in which both queries and keys vary most, as maps to coordinates with y_q . y_k =
+        scale * q . k as far as they go; the keys' coordinates have unit variance.
 
-        spread [..., D, D] fp64 of queries around their anchors, covariance [..., D, D] fp64 of keys around
-        their centroids -> map of queries, map of keys, [..., D, rank] fp32 each
+        Args:
+            spread: [..., D, D] fp64, of queries around their anchors.
+            covariance: [..., D, D] fp64, of keys around their centroids.
+            rank: How many directions.
+            scale: Factor of the scores.
+
+        Returns:
+            The map of queries and that of keys, [..., D, rank] fp32 each.
         """
         return plain.shared_directions(spread, covariance, rank, scale)
 
@@ -72,12 +109,21 @@ class SummaryPrimitives(GroupingPrimitives):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """How the keys' coordinates and the values vary together in a mixture of groups, and how the
         coordinates vary alone: `group_covariance` in the coordinates k @ factor, summed by `share`. Groups
-        for which it is not finite count as 0. With `pool`, groups of one pool count alike: each stands for
-        the mean over all keys of its pool, still around the means of the keys' own groups.
+        for which it is not finite count as 0.
 
-        share [B, Hkv, M, Ck], k [B, Hkv, N, D], factor [B, Hkv, D, R], v [B, Hkv, N, Dv], centroids
-        [B, Hkv, Ck, D] the groups' mean keys, pool [B, Hkv, Ck] int64 in range(pools)
-        -> [B, Hkv, M, R, Dv], [B, Hkv, M, R]
+        Args:
+            share: [B, Hkv, M, Ck], the mixtures.
+            k: [B, Hkv, N, D].
+            factor: [B, Hkv, D, R].
+            v: [B, Hkv, N, Dv].
+            kv: Groups of the keys.
+            centroids: [B, Hkv, Ck, D], the groups' mean keys.
+            pool: [B, Hkv, Ck] int64 in range(pools); if given, groups of one pool count alike: each stands
+                for the mean over all keys of its pool, still around the means of the keys' own groups.
+            pools: See `pool`.
+
+        Returns:
+            [B, Hkv, M, R, Dv] and [B, Hkv, M, R].
         """
         coordinates = self.project(k, factor, normalise=False)
         covariance, variance = map(self.only_finite, self.group_covariance(coordinates, v, kv))
@@ -89,7 +135,13 @@ class SummaryPrimitives(GroupingPrimitives):
     def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
         """How coordinates and values vary together inside each group, around the group's means.
 
-        x [B, Hkv, N, R] fp32, v [B, Hkv, N, Dv] -> covariance [B, Hkv, Ck, R, Dv], variance of x
-        [B, Hkv, Ck, R], both fp32, 0 for an empty group
+        Args:
+            x: [B, Hkv, N, R] fp32.
+            v: [B, Hkv, N, Dv].
+            kv: Groups of the keys.
+
+        Returns:
+            The covariance [B, Hkv, Ck, R, Dv] and the variance of x [B, Hkv, Ck, R], both fp32, 0 for an
+            empty group.
         """
         return plain.group_covariance(x, v, kv)

@@ -67,6 +67,8 @@ def publish_folder(folder: Path, files: Mapping[str, bytes]) -> None:
                         (folder / name).unlink()
                 for name in contents:
                     os.replace(scratch / name, folder / name)
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch = None
         finally:
             if scratch is not None:
                 with uninterrupted():

@@ -14,6 +14,7 @@ from ..interrupts import uninterrupted
 
 MARKER = ".residua"  # lists the files in a folder that Residua wrote and may therefore replace
 MAX_MARKER_BYTES = 1 << 16
+SCRATCH = ".*.*.????????"  # what `publish_files` writes first, beside a file with a suffix
 
 
 class OutputError(ResiduaError):

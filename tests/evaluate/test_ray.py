@@ -93,7 +93,8 @@ def test_a_killed_driver_and_a_killed_worker_cost_only_what_they_were_making(clu
     out = tmp_path / "out"
     driver = start_driver(suite, out, cluster.address)
     try:
-        wait_for(lambda: list((out / "rows").glob("*.parquet")))
+        wait_for(lambda: list((out / "rows").glob("*.parquet")) or driver.poll() is not None)
+        assert driver.returncode is None
     finally:
         os.kill(driver.pid, signal.SIGKILL)
         driver.wait()

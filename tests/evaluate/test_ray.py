@@ -28,7 +28,7 @@ from residua.world.held_out import TUNING_PROMPTS
 
 STORE = 80 << 20
 POISON = "a purple elephant"
-PATIENCE = 300  # seconds; only a test that hangs gets there
+PATIENCE = 900  # seconds; only a test that hangs gets there
 SLOWER = Generation(steps=6, height=32, width=32, frames=16)  # so that something can be killed on the way
 
 

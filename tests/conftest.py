@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -22,8 +24,34 @@ if importlib.util.find_spec("triton") and importlib.metadata.version("triton") <
     )
 torch.set_num_threads(1)  # pytest-xdist runs several workers; more threads would fight over the cores
 
-hypothesis.settings.register_profile("residua", deadline=None, derandomize=True, max_examples=40)
+# The same examples every time, however slow the machine is: a run must not turn red by chance.
+hypothesis.settings.register_profile(
+    "residua", deadline=None, derandomize=True, max_examples=40,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)  # fmt: skip
 hypothesis.settings.load_profile("residua")
+
+
+def pytest_runtest_setup() -> None:
+    """Torch's global generator begins every test in the same state: which tests have drawn from it before in
+    this process depends on how fast the workers are."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """What a test changed for the whole process would only hurt those that happen to share it."""
+    before = _process()
+    yield
+    assert _process() == before
+
+
+def _process() -> dict[str, object]:
+    return {
+        "folder": os.getcwd(), "dtype": torch.get_default_dtype(), "threads": torch.get_num_threads(),
+        "interrupt": signal.getsignal(signal.SIGINT),
+        **{name: value for name, value in os.environ.items() if name.startswith("RESIDUA")},
+    }  # fmt: skip
 
 
 @pytest.fixture(params=["portable", "native"])

@@ -22,6 +22,9 @@ torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)
 
 def peak():
+    if sys.platform == "linux":  # getrusage begins with the peak of the process that started this one
+        status = open("/proc/self/status").read()
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used * (1 if sys.platform == "darwin" else 1024)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from multiprocessing import active_children
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +61,45 @@ def test_ctrl_c_in_another_thread_waits_until_all_processes_have_their_work(hand
         done.set()
         thread.join()
     assert given == [1, 2] and not active_children()
+
+
+KILLED = """
+import time
+from residua.processes import in_processes
+list(in_processes(time.sleep, [3600], workers=1))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_that_is_killed_leaves_none_behind():
+    process = subprocess.Popen([sys.executable, "-c", KILLED])
+    try:
+        _wait_for(lambda: any("spawn_main" in _command(pid) for pid in _children(process.pid)))
+        children = _children(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    _wait_for(lambda: not any(_command(pid) for pid in children))
+
+
+def _wait_for(condition) -> None:
+    until = time.monotonic() + 900  # only a test that hangs gets there
+    while not condition():
+        assert time.monotonic() < until, "nothing happened"
+        time.sleep(0.02)
+
+
+def _children(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
+
+
+def _command(pid: int) -> str:
+    """Empty for a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def _root(number: float) -> float:

@@ -118,6 +118,35 @@ def test_a_worker_that_is_gone_makes_nothing(store):
     assert not store.is_running("r")
 
 
+def test_what_killed_workers_leave_is_removed(store, make_suite, monkeypatch):
+    row = make_rows(make_suite(1), "m")[0]
+    (store.folder / row.video).parent.mkdir()
+    (store.folder / row.video).with_name(".of the user").touch()
+
+    def killed(path, content):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_write", killed)
+        patch.setattr(files.Path, "unlink", lambda *_, **__: None)  # nobody clears up
+        for write in (
+            lambda: store.write_row({"id": "r", "status": DONE}),
+            lambda: store.write_video(row, b"video"),
+            lambda: store.write_reference("r", np.zeros((1, 2, 2, 3))),
+            lambda: store.write_waiting("r", {}, np.zeros((1, 2, 2, 3))),
+            lambda: store.begin("r", "run", "making"),
+        ):
+            with pytest.raises(KeyboardInterrupt):
+                write()
+
+    def left():
+        return [path.name for path in store.folder.rglob("*") if path.is_file()]
+
+    assert len(left()) == 6
+    store.clear_unfinished()
+    assert left() == [".of the user"]
+
+
 def manifest(suite):
     return check_manifest(None, suite, False, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_works_in_a_forked_child():
         "ok = bool((NativeBackend().project(x, f, False) == 8).all())\n"
         "os._exit(0 if ok else 1) if pid == 0 else exit(os.waitpid(pid, 0)[1])\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
 
 
 def test_a_missing_library_says_why(tmp_path: Path):
@@ -168,15 +169,20 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
     assert "this package 1000; reinstall" in str(library.Library(Path(abi.__file__).parent).missing)
 
 
+def resident() -> int:
+    """Bytes of this process. Its peak would hide what grows below the peak of the tests before."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 @needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_memory_does_not_grow():
-    resource = pytest.importorskip("resource")
     q, k, v, route = make(400, 64)
     backend = NativeBackend()
     for _ in range(20):
         backend.attend(q, k, v, route, SCALE)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident()
     for _ in range(200):
         backend.attend(q, k, v, route, SCALE)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 8 << 10, f"{grown} KiB after 200 calls"
+    grown = resident() - before
+    assert grown < 8 << 20, f"{grown} bytes after 200 calls"

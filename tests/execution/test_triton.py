@@ -27,7 +27,11 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     return subprocess.run(
-        [sys.executable, *arguments], env={**kept, **environment}, capture_output=True, text=True, timeout=600
+        [sys.executable, *arguments],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
 
 

@@ -39,7 +39,7 @@ residua.attention(*small, state=state)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and /proc")
 def test_out_of_memory_in_a_call_leaves_everything_usable():
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-800:]
 
 
@@ -103,6 +103,6 @@ def test_forked_children_agree():
     code = "import load; print(load.fork(2))"
     folder = os.path.dirname(load.__file__)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=folder
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=folder
     )
     assert done.stdout.startswith("0 of 2"), done.stderr[-800:]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import signal
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from interrupt import entries, interrupted_at
 
 from residua.errors import InputError
 from residua.generation import files
@@ -136,3 +140,22 @@ def test_ctrl_c_waits_for_the_renames(tmp_path, monkeypatch):
         publish_folder(tmp_path / "out", {"a.txt": b"a", "b.txt": b"b"})
     assert listing(tmp_path) == ["out"] and listing(tmp_path / "out") == [MARKER, "a.txt", "b.txt"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda folder: publish_folder(folder / "out", {"a.txt": b"a", "b.txt": b"b"}),
+        lambda folder: publish_files({folder / "a.txt": b"a", folder / "b.txt": b"b"}),
+    ],
+    ids=["folder", "files"],
+)
+def test_ctrl_c_anywhere_leaves_no_scratch(publish, tmp_path):
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    for place, times in entries(lambda: publish(whole)).items():
+        for entry in range(1, times + 1):
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
+            with pytest.raises(KeyboardInterrupt), interrupted_at(dataclasses.replace(place, entry=entry)):
+                publish(folder)
+            assert not [name for name in listing(folder) if name.startswith(".")], (place, entry)

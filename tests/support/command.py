@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest.mock import patch
 
 from typer.testing import CliRunner
 
@@ -12,4 +14,5 @@ from residua.cli import app
 def run(*arguments: object, columns: int = 200) -> Any:
     """The result of `residua <arguments>`, without colours, on a terminal of so many columns."""
     environment = {"COLUMNS": str(columns), "NO_COLOR": "1"}
-    return CliRunner().invoke(app, [str(part) for part in arguments], env=environment)
+    with patch.dict(os.environ):  # commands quieten other packages, for as long as they last
+        return CliRunner().invoke(app, [str(part) for part in arguments], env=environment)

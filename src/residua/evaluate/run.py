@@ -90,7 +90,7 @@ def evaluate(
         run = uuid.uuid4().hex[:8]
         manifest["runs"].append(_about_run(run))
         store.write_manifest(manifest)
-        store.clear_running()
+        store.clear_unfinished()
         if options.retry_failed:
             store.drop_failed()
         before = store.finished(rows)
@@ -105,8 +105,8 @@ def evaluate(
                 else:
                     with started(options.address, out / "logs" / "ray.log") as own:
                         _rounds(own, job, rows, finished, watcher)
-            finally:  # workers that were ended with Ray leave their marks
-                store.clear_running()
+            finally:  # workers that were ended with Ray clear up nothing
+                store.clear_unfinished()
         return _finish(store, suite, rows, manifest, options.command, len(todo))
 
 

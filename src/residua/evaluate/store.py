@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from .. import json_text
 from ..errors import InputError
-from ..generation.files import OutputError, publish_files
+from ..generation.files import SCRATCH, OutputError, publish_files
 from .rows import Row
 
 FORMAT, VERSION = "residua-evaluation", 1
@@ -39,6 +39,7 @@ DONE, FAILED = "done", "failed"
 MANIFEST, LOCK = "manifest.json", "lock"
 SAME = ("reference", "prompt", "prompt_name", "setting", "seed", "video")  # equal for the same row
 FOLDERS = ("rows", "videos", "references", "waiting", "running", "logs")
+WRITTEN = ("rows", "videos/*", "references", "waiting")  # where workers write files
 
 _PART = pa.struct(
     [("name", pa.string()), ("density", pa.float64()), ("cost", pa.float64()), ("error", pa.float64())]
@@ -100,8 +101,10 @@ class Store:
             stream.flush()
             yield
 
-    def clear_running(self) -> None:
-        for path in (self.folder / "running").iterdir():
+    def clear_unfinished(self) -> None:
+        """Removes what workers leave that are ended: marks, and files that they were writing."""
+        marks = (self.folder / "running").iterdir()
+        for path in (*marks, *(path for name in WRITTEN for path in self.folder.glob(f"{name}/{SCRATCH}"))):
             path.unlink(missing_ok=True)
 
     # what is done

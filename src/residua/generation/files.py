@@ -14,6 +14,7 @@ from ..interrupts import uninterrupted
 
 MARKER = ".residua"  # lists the files in a folder that Residua wrote and may therefore replace
 MAX_MARKER_BYTES = 1 << 16
+SCRATCH = ".*.*.????????"  # what `publish_files` writes first, beside a file with a suffix
 
 
 class OutputError(ResiduaError):
@@ -67,6 +68,8 @@ def publish_folder(folder: Path, files: Mapping[str, bytes]) -> None:
                         (folder / name).unlink()
                 for name in contents:
                     os.replace(scratch / name, folder / name)
+                shutil.rmtree(scratch, ignore_errors=True)
+                scratch = None
         finally:
             if scratch is not None:
                 with uninterrupted():

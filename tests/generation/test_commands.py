@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import resource
 
 import pytest
@@ -307,8 +308,10 @@ def test_the_table_of_compare_fits_a_terminal(weights, elsewhere):
     settings = ("--densities", "none", "--qualities", "fast", "--min-tokens", 0)
     found = run("compare", "--model", weights, *settings, *TINY, columns=80)
     assert found.exit_code == 0, found.output
-    for word in ("cost", "density", "GFLOPs", "-up"):
+    for word in ("cost", "PSNR", "GMSD", "error", "-up"):
         assert word in found.output
+    assert "…" not in found.output  # nothing is cut off
+    assert re.search(r"^fast .* \d+\.\d\dx$", found.output, re.MULTILINE)
 
 
 def test_compare_by_default_has_three_reconstructions():

@@ -56,6 +56,9 @@ def test_methods_are_compared_in_one_report(weights, tmp_path):
         "SVG2, top-p" in (out / "report.md").read_text() and "Simplified:" in (out / "report.md").read_text()
     )
     Image.open(out / "frames.png").verify()
+    page = (out / "report.html").read_text()
+    assert 'aria-label="Frames"' in page and "data:image/png;base64," in page
+    assert "…" not in found.output  # no column is cut off
 
 
 @pytest.mark.parametrize(

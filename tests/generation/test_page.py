@@ -99,9 +99,11 @@ def test_dense_and_sparse_lie_over_each_other_and_play_by_themselves(comparison)
     assert len(videos) == 3 and all("autoplay muted loop playsinline" in video for video in videos)
     assert ['class="over"' in video for video in videos] == [False, True, False]
     assert 'id="wipe" type="range"' in page and "aria-label" in page
-    top = re.search(r'<span class="scale"><b>0</b><i></i><b>([\d.e-]+)</b></span>', page)
+    top = re.search(r'<span class="scale"><b>0</b><i></i><b>([\d.e+-]+)</b></span>', page)
     frames, dense = comparison.sparse.clip.frames, comparison.dense.timed.clip.frames
-    assert 0 < float(top[1]) <= abs(frames - dense).max() * 1.05
+    assert 0 < float(top[1]) <= 255 * abs(frames - dense).max() * 1.05
+    mean = re.search(r"of 255 levels, mean ([\d.e+-]+)<", page)
+    assert float(mean[1]) == pytest.approx(255 * abs(frames - dense).mean(), rel=0.06)
     assert 'name="viewport"' in page and "prefers-color-scheme: dark" in page and "max-width: 640px" in page
 
 
@@ -110,6 +112,33 @@ def test_one_colour_for_residua_in_every_page_and_chart():
     for style in pages:
         light, dark = re.findall(r"--blue: (#\w+);", style)
         assert (light, dark) == (palette.RESIDUA, palette.RESIDUA_ON_DARK)
+
+
+def test_videos_stand_still_for_people_who_asked_for_less_motion(comparison):
+    """The attribute `autoplay` starts them, so the script must stop them, not only leave them alone."""
+    page = report_page(comparison, 12, "residua demo").decode()
+    assert 'toggle(!matchMedia("(prefers-reduced-motion: reduce)").matches);' in page
+
+
+def test_bars_show_what_was_saved(comparison):
+    page = report_page(comparison, 12, "residua demo").decode()
+    time, work = re.findall(r"--share:([\d.]+)%", page)
+    assert float(time) == pytest.approx(min(100.0, 100 / comparison.speedup), abs=0.01)
+    assert float(work) == pytest.approx(100 * comparison.cost, abs=0.01)
+    alone = report_page(dataclasses.replace(comparison, dense=None), 12, "residua demo").decode()
+    assert 'class="dense"' not in alone.partition("<h2>What it took</h2>")[2].partition("</section>")[0]
+
+
+def test_the_headline_names_a_speed_up_that_processor_time_confirms(comparison):
+    def timed(seconds: float, cpu: float) -> str:
+        sparse = dataclasses.replace(comparison.sparse, seconds=(seconds,), cpu_seconds=(cpu,))
+        times = dataclasses.replace(comparison.dense.timed, seconds=(9.0,), cpu_seconds=(9.0,))
+        dense = dataclasses.replace(comparison.dense, timed=times)
+        return dataclasses.replace(comparison, sparse=sparse, dense=dense).headline
+
+    assert timed(3.0, 3.0) == timed(3.0, 3.5) == "Sparse attention, 3.00 times as fast"
+    assert timed(3.0, 9.0) == timed(10.0, 10.0) == "Dense and sparse, side by side"
+    assert dataclasses.replace(comparison, dense=None).headline == "A video with sparse attention"
 
 
 def test_without_a_dense_clip_nothing_is_compared(comparison):

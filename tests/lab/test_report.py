@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("typer")
 
 from command import run
+from rich.console import Console
 
 from residua import palette
 from residua.lab import figures
@@ -78,6 +80,18 @@ def test_ours_is_blue_and_nobody_else():
 def test_markdown_keeps_a_bar_inside_its_cell(report):
     text = report.markdown()
     assert "| **ours \\| x** | **0.2** |" in text and "![" in text and "residua ablate x" in text
+
+
+def test_a_terminal_of_80_columns_shows_names_and_numbers_whole():
+    columns = ("method", "radii off the dense path", "estimated error", *(f"metric {n}" for n in range(3)))
+    row = ("dense again (the floor)", "0.041", "0.0158", *["145.09"] * 3)
+    table = Table("many columns", columns, (row,))
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(table.rich())
+    assert "dense again (the floor)  " in shown.getvalue() and "…" not in shown.getvalue()
+    fewer = io.StringIO()
+    Console(file=fewer, width=80).print(table.rich(leave_out=("estimated error",)))
+    assert "0.0158" not in fewer.getvalue() and "0.041" in fewer.getvalue()
 
 
 def test_figures_are_the_same_for_the_same_numbers():

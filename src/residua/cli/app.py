@@ -205,7 +205,7 @@ def writable(path: Path, force: bool) -> Path:
     return path
 
 
-def figures(title: str, *columns: str) -> Table:
+def figures(title: str | None, *columns: str) -> Table:
     """A table of numbers for a terminal of 80 columns: the name on the left, numbers right-aligned."""
     table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
     for place, column in enumerate(columns):

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 # Columns that fit a terminal of 80 columns; the files have more.
 SHOWN = {
-    "cost": "cost", "density": "density", "psnr": "PSNR\ndB", "ssim": "SSIM", "gmsd": "GMSD",
-    "lpips": "LPIPS", "error": "error", "pflops": "PFLOPs", "speedup": "speed\n-up",
+    "cost": "cost", "psnr": "PSNR\ndB", "ssim": "SSIM", "gmsd": "GMSD", "lpips": "LPIPS",
+    "error": "error", "speedup": "speed\n-up",
 }  # fmt: skip
 METHODS_DENSITY = 0.22  # with --methods, unless --densities says otherwise
 
@@ -130,11 +130,9 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
             pipe, given.model, requests, todo, lpips, watch, floor=not given.no_floor
         ):
             publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
-    unit, rows = tradeoff.in_readable_flops(rows)
-    names = {**SHOWN, "pflops": unit}
     shown = [name for name in SHOWN if any(getattr(row, name) is not None for row in rows)]
-    columns = [names[name] for name in shown]
-    table = figures(f"{given.model}: quality against efficiency", "partition, reconstruction", *columns)
+    columns = [SHOWN[name] for name in shown]
+    table = figures(f"{given.model}: quality against efficiency", "setting", *columns)
     for row in rows:
         table.add_row(row.name, *tradeoff.cells(row, shown))
     console.print(table)
@@ -149,6 +147,7 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here, so that other commands do not wait for it.
     from ..generation import loading, method_table, require_packages
     from ..generation.files import check_folder, publish_folder
+    from ..generation.flops import UNITS
     from ..lab.video_quality import find_lpips
     from .progress import step_bars
 
@@ -187,7 +186,7 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
             publish_folder(given.out, method_table.result_files(found, facts, command))
     report = method_table.make_report(found, facts, command)
     for table in report.tables:
-        console.print(table.rich())
+        console.print(table.rich(leave_out=("density", *UNITS)))
     for name, reason in found.not_measured.items():
         console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
     console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""A comparison as a small table for the terminal."""
+"""A comparison for the terminal: its result in one line and a small table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.console import Group
+from rich.text import Text
 
 from ..generation.comparison import Comparison
+from ..generation.floor import MEANING as FLOOR
 from ..generation.floor import floor_text
 from ..generation.flops import flops_unit
 from .app import figures
@@ -24,12 +26,10 @@ METRICS = (
 LOAD = 1.5  # runnable programs per core in use
 
 
-def summary(comparison: Comparison) -> Table:
-    """What was measured, with the reasons for missing values below the table. If nothing was sparse, says so
-    first."""
-    title = comparison.all_dense or f"{comparison.tokens:,} video tokens"
-    dense, found = comparison.dense, comparison.quality
-    table = figures(title, "", *(["sparse"] if dense is None else ["dense", "sparse"]))
+def summary(comparison: Comparison) -> Group:
+    """The result in one line, the figures, and the reasons for missing values."""
+    dense, found, total = comparison.dense, comparison.quality, comparison.report.total
+    table = figures(None, "", *(["sparse"] if dense is None else ["dense", "sparse"]))
 
     def row(name: str, of_dense: str | None, sparse: str | None) -> None:
         if sparse is not None:
@@ -44,14 +44,13 @@ def summary(comparison: Comparison) -> Table:
     if dense is not None and comparison.cpu_speedup is not None:
         row("processor seconds", f"{dense.timed.cpu_median:.1f}", f"{comparison.sparse.cpu_median:.1f}")
         row("speed-up in processor time", None, f"{comparison.cpu_speedup:.2f}x")
-    row("cost of the sparse calls", "100.0%", _number(comparison.cost, "{:.1%}"))
-    row("density of the sparse calls", None, _number(comparison.density, "{:.1%}"))
-    row("density of all calls", "100.0%", _number(comparison.report.total.density_with_dense, "{:.1%}"))
-    row("backend", None, ", ".join(comparison.report.total.backends) or None)
-    row("estimated error of attention", None, _number(comparison.report.total.error, "{:.4f}"))
-    dense_heads, chosen = comparison.report.total.dense_heads, comparison.report.total.chosen
-    if dense_heads:
-        row("heads dense because of max error", None, f"{dense_heads} of {sum(chosen.values())}")
+    row("work of attention, everything counted", "100.0%", _number(comparison.cost, "{:.1%}"))
+    row("pairs of tokens evaluated exactly", "100.0%", _number(comparison.density, "{:.1%}"))
+    if total.dense_calls:
+        row("the same with calls that stayed dense", "100.0%", _number(total.density_with_dense, "{:.1%}"))
+    row("estimated error of attention", None, _number(total.error, "{:.4f}"))
+    if total.dense_heads:
+        row("heads dense because of max error", None, f"{total.dense_heads} of {sum(total.chosen.values())}")
     pflops = [comparison.pflops(dense=kind) for kind in (True, False)]
     unit, factor = flops_unit(pflops)
     amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
@@ -62,10 +61,15 @@ def summary(comparison: Comparison) -> Table:
         row(title + (" (dense: the floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
     for line in _physics(comparison):
         row(*line)
-    reasons = [f"not measured: {name}: {reason}" for name, reason in found.not_measured.items()]
-    if reasons and dense is not None:  # without a dense video nothing needs an explanation
-        table.caption, table.caption_justify = "\n".join(reasons), "left"
-    return table
+    row("backend", None, ", ".join(total.backends) or None)
+    # Without a dense video nothing needs an explanation.
+    reasons = (
+        [] if dense is None else [f"not measured: {name}: {why}" for name, why in found.not_measured.items()]
+    )
+    if comparison.floor is not None:
+        reasons.insert(0, f"the floor: {FLOOR}")
+    heading = Text(f"{comparison.headline} ({comparison.tokens:,} video tokens)", style="bold")
+    return Group(heading, table, *(Text(reason, style="dim") for reason in reasons))
 
 
 def _physics(comparison: Comparison) -> list[tuple[str, str | None, str | None]]:
@@ -79,9 +83,9 @@ def _physics(comparison: Comparison) -> list[tuple[str, str | None, str | None]]
     if found.from_truth is not None:
         dense = _radii(found.dense_from_truth)
         lines.append(("ball off the simulator's path, radii", dense, _radii(found.from_truth)))
-    sparse = found.from_truth or found.from_dense
-    lines.append(("balls lost; bounces missed", _fate(found.dense_from_truth), _fate(sparse)))
-    return lines
+    dense_fate, sparse_fate = _fate(found.dense_from_truth), _fate(found.from_truth or found.from_dense)
+    names = ("balls lost", "bounces missed")
+    return lines + [(name, dense_fate[place], sparse_fate[place]) for place, name in enumerate(names)]
 
 
 def _radii(physics: Physics | None) -> str | None:
@@ -90,12 +94,13 @@ def _radii(physics: Physics | None) -> str | None:
     return f"{physics.position_error:.3f}"
 
 
-def _fate(physics: Physics | None) -> str | None:
+def _fate(physics: Physics | None) -> tuple[str | None, str | None]:
+    """How many balls were lost and how many bounces missed."""
     if physics is None:
-        return None
+        return None, None
     lost = physics.lost + physics.torn + physics.merged
     missed = physics.missing_bounces + physics.extra_bounces
-    return f"{lost} of {physics.balls}; {missed} of {physics.bounces}"
+    return f"{lost} of {physics.balls}", f"{missed} of {physics.bounces}"
 
 
 def busy(waiting: float | None, load: float | None, threads: int) -> str | None:

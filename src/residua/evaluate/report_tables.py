@@ -16,8 +16,8 @@ SPEEDUP = "speedup"
 METRICS: dict[str, tuple[str, str]] = {
     "psnr": ("PSNR dB", "{:.2f}"), "ssim": ("SSIM", "{:.4f}"), "gmsd": ("GMSD", "{:.4f}"),
     "lpips": ("LPIPS", "{:.4f}"),
-    "physics_error": ("off the physics (radii)", "{:.3f}"),
-    "physics_dense_error": ("off the dense balls (radii)", "{:.3f}"),
+    "physics_error": ("radii off the simulator", "{:.3f}"),
+    "physics_dense_error": ("radii off the dense video", "{:.3f}"),
     "error": ("estimated error", "{:.4f}"), "density": ("density", "{:.3f}"), "cost": ("cost", "{:.3f}"),
     SPEEDUP: ("speed-up", "{:.2f}x"),
 }  # fmt: skip

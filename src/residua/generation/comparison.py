@@ -132,6 +132,19 @@ class Comparison:
         return f"all dense: {', '.join(reasons) or 'no attention call was seen'}"
 
     @property
+    def headline(self) -> str:
+        """The result in a few words. A speed-up is named only if processor time confirms it: other work on
+        the machine may have slowed down one of the two."""
+        if self.all_dense is not None:
+            return f"Nothing was sparse: {self.all_dense}"
+        if self.speedup is None:
+            return "A video with sparse attention"
+        confirmed = self.cpu_speedup is None or abs(self.speedup / self.cpu_speedup - 1) < 0.25
+        if self.speedup > 1 and confirmed:
+            return f"Sparse attention, {self.speedup:.2f} times as fast"
+        return "Dense and sparse, side by side"
+
+    @property
     def tokens(self) -> int:
         grids = [grid for transformer in self.report.transformers for grid in transformer.grids]
         return max((t * h * w for t, h, w in grids), default=0)

@@ -37,10 +37,21 @@ STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstructi
 
 @dataclass(frozen=True)
 class Card:
-    """One figure at the top of the page."""
+    """How close the sparse video is to the dense one, by one measure."""
 
     title: str
     value: str
+    remark: str
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Dense against sparse as two bars; `dense` is empty if there is no dense video."""
+
+    title: str
+    dense: str
+    sparse: str
+    share: float  # of the dense bar that the sparse one is long, per cent
     remark: str
 
 
@@ -71,7 +82,9 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
     page = render_page(
         "report.html",
         TEMPLATES[0],
+        headline=comparison.headline,
         facts=comparison.to_dict(),
+        savings=_savings(comparison),
         cards=_cards(comparison),
         clips=_clips(comparison, fps),
         difference=_difference(comparison, fps),
@@ -110,11 +123,17 @@ def _clips(comparison: Comparison, fps: int) -> list[dict[str, str]]:
 
 
 def _difference(comparison: Comparison, fps: int) -> dict[str, str] | None:
+    """The video of the differences, the end of its scale (empty: there are none) and their mean."""
     if comparison.dense is None:
         return None
-    pixels, top = difference(comparison.sparse.clip.frames, comparison.dense.timed.clip.frames)
-    levels = f"{255 * top:.2g} of 255 levels" if top else ""
-    return {"source": _source(pixels, fps), "top": f"{top:.2g}" if top else "", "levels": levels}
+    video, reference = comparison.sparse.clip.frames, comparison.dense.timed.clip.frames
+    pixels, top = difference(video, reference)
+    mean = float(np.abs(video.astype(np.float32) - reference).mean())
+    return {
+        "source": _source(pixels, fps),
+        "top": f"{255 * top:.2g}" if top else "",
+        "mean": f"{255 * mean:.2g}",
+    }
 
 
 def _source(pixels: np.ndarray, fps: int) -> str:
@@ -125,20 +144,51 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _cards(comparison: Comparison) -> list[Card]:
-    seconds = f"{comparison.sparse.median:.1f} s"
-    if comparison.dense is not None:
-        seconds = f"{comparison.dense.timed.median:.1f} s dense, {seconds} sparse, whole generation"
+def _savings(comparison: Comparison) -> list[Saving]:
+    """What sparse attention saved: time, and work of attention."""
+    made = [_time_saving(comparison)]
+    if comparison.cost is not None:
+        share, against = 100 * comparison.cost, "" if comparison.dense is None else "100%"
+        work = Saving(
+            "Work of attention", against, f"{share:.1f}%", min(100.0, share), _work_remark(comparison)
+        )
+        made.append(work)
+    return made
+
+
+def _time_saving(comparison: Comparison) -> Saving:
+    sparse, baseline = comparison.sparse.median, comparison.dense
+    title, remark = "Time of the whole generation", "includes the steps and layers that stay dense"
+    if baseline is None:
+        return Saving(title, "", f"{sparse:.1f} s", 100.0, remark)
+    dense = baseline.timed.median
     if comparison.cpu_speedup is not None:
-        seconds += f"; {comparison.cpu_speedup:.2f}x in processor time"
+        remark += f"; {comparison.cpu_speedup:.2f} times as fast in processor time"
+    return Saving(title, f"{dense:.1f} s", f"{sparse:.1f} s", min(100.0, 100 * sparse / dense), remark)
+
+
+def _work_remark(comparison: Comparison) -> str:
+    total = comparison.report.total
+    remark = f"of {total.sparse} sparse calls, choosing what to skip included"
+    if total.dense_calls:
+        remark += f"; {total.dense_calls} more calls stayed dense"
+    if total.dense_heads:
+        remark += f"; {total.dense_heads} heads ran dense"
+    if total.density is not None:
+        remark += f". Pairs of tokens that were evaluated exactly: {total.density:.1%}"
+        if total.dense_calls:
+            remark += f", with the dense calls {total.density_with_dense:.1%}"
+    return remark
+
+
+def _cards(comparison: Comparison) -> list[Card]:
+    if comparison.dense is None:
+        return []
     weights = comparison.quality.lpips is not None  # without the weights a footnote says why
     return [
-        Card("Speed-up", _number(comparison.speedup, "{:.2f}x"), seconds),
-        Card("Cost", _number(comparison.cost, "{:.1%}"), _cost_remark(comparison)),
-        Card("Density", _number(comparison.density, "{:.1%}"), _density_remark(comparison)),
-        _quality_card(comparison, "PSNR", "{:.1f} dB", "sparse against dense"),
-        _quality_card(comparison, "SSIM", "{:.4f}", "1 is identical"),
-        _quality_card(comparison, "GMSD", "{:.4f}", "differences of edges; 0 is identical"),
+        _quality_card(comparison, "PSNR", "{:.1f} dB", "by pixels; higher is closer"),
+        _quality_card(comparison, "SSIM", "{:.4f}", "by structure; 1 is identical"),
+        _quality_card(comparison, "GMSD", "{:.4f}", "perceptual, by edges; 0 is identical"),
         *([_quality_card(comparison, "LPIPS", "{:.4f}", "AlexNet v0.1; 0 is identical")] if weights else []),
         *_physics_cards(comparison),
     ]
@@ -148,8 +198,8 @@ def _physics_cards(comparison: Comparison) -> list[Card]:
     found = None if comparison.physics is None else comparison.physics.from_dense
     if found is None or not np.isfinite(found.position_error):
         return []
-    remark = "of the ball off its dense path, mean over the frames"
-    return [Card("Physics", f"{found.position_error:.3f} radii", remark)]
+    remark = "distance of the ball from its path in the dense video, in radii of the ball"
+    return [Card("Physics", f"{found.position_error:.3f}", remark)]
 
 
 def _quality_card(comparison: Comparison, title: str, form: str, remark: str) -> Card:
@@ -157,7 +207,7 @@ def _quality_card(comparison: Comparison, title: str, form: str, remark: str) ->
     name, found, floor = title.lower(), comparison.quality, comparison.floor
     lowest = None if floor is None else floor_text(floor, name, form)
     if lowest is not None:
-        remark += f"; floor {lowest}"
+        remark += f". Floor: {lowest}"
     return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))
 
 
@@ -173,9 +223,9 @@ def _physics(comparison: Comparison) -> dict[str, Any] | None:
         for track in tracks or []
     ]
     compared = {
-        "sparse, dense": found.from_dense,
-        "sparse, simulator": found.from_truth,
-        "dense, simulator": found.dense_from_truth,
+        "sparse against dense": found.from_dense,
+        "sparse against the simulator": found.from_truth,
+        "dense against the simulator": found.dense_from_truth,
     }
     names = {"truth": "simulator", "dense": "dense", "sparse": "sparse"}
     shown = {path["kind"] for path in paths}
@@ -209,21 +259,6 @@ def _physics_row(name: str, physics: Physics) -> dict[str, str]:
         "lost": f"{lost} of {physics.balls}",
         "missed": f"{missed} of {physics.bounces}",
     }
-
-
-def _cost_remark(comparison: Comparison) -> str:
-    if comparison.cost is None:
-        return "every call stayed dense"
-    dense = comparison.report.total.dense_heads
-    return "of dense attention: pairs, router and summary" + (f"; {dense} heads ran dense" if dense else "")
-
-
-def _density_remark(comparison: Comparison) -> str:
-    total = comparison.report.total
-    if total.density is None:
-        return "every call stayed dense"
-    share = _number(total.density_with_dense, "{:.1%}")
-    return f"of the pairs in {total.sparse} sparse calls; {share} with the {total.dense_calls} dense ones"
 
 
 def _number(value: float | None, form: str) -> str:
@@ -262,7 +297,7 @@ def _stages(comparison: Comparison) -> list[dict[str, Any]]:
     if not total.stages:
         return []
     parts = {name: total.stages.get(name, 0.0) for name in STAGES}
-    parts["receipts and layout"] = max(0.0, total.sparse_seconds - sum(total.stages.values()))
+    parts["bookkeeping"] = max(0.0, total.sparse_seconds - sum(total.stages.values()))
     parts["attention that stayed dense"] = total.dense_seconds
     parts["rest of the model"] = max(0.0, comparison.sparse.clip.seconds - total.seconds)
     whole = sum(parts.values()) or 1.0

@@ -12,7 +12,7 @@ from .. import doctor, json_text, palette
 from ..config import Config
 from ..errors import InputError
 from ..integration import find_quality
-from ..lab.tables import Table
+from ..lab.tables import Table, counted
 from ..lab.video_quality import Lpips
 from ..reconstruction import RECONSTRUCTIONS
 from .averages import dense_figures, mean_floor, sparse_figures
@@ -81,13 +81,14 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Short name for a terminal; the density has a column of its own."""
+        """Short name for a terminal: what was asked for."""
         if self.is_dense:
             return self.partition
         if self.quality is not None:
             return self.quality
         bound = "" if self.max_error is None else f" ≤{self.max_error:g}"
-        return f"{self.partition}, {self.reconstruction}{bound}"
+        target = "" if self.target is None else f" {self.target:.0%}"
+        return f"{self.partition}, {self.reconstruction}{bound}{target}"
 
 
 def settings(
@@ -180,9 +181,10 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     lines = [
         f"# {facts['model']}: quality against efficiency",
         "",
-        f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
-        f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
-        "seed; speed-up of the whole generation, dense steps included; cost of the sparse calls as a share "
+        f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, "
+        f"{counted(len(facts['prompts']), 'prompt')}, seed {facts['seed']}. "
+        "PSNR, SSIM, GMSD and LPIPS against the dense video of the same seed; "
+        "speed-up of the whole generation, dense steps included; cost of the sparse calls as a share "
         "of dense attention, with probes, router and summary; FLOPs of the transformer (self-attention and "
         "matrix products).",
         *(f"LPIPS was not measured: {reason}." for reason in [facts["lpips_not_measured"]] if reason),
@@ -202,11 +204,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
 
 def physics_tables(rows: Sequence[Row]) -> list[Table]:
     """One table of the physics; none for other models."""
-    return physics_table({_asked(row): row.physics for row in rows})
-
-
-def _asked(row: Row) -> str:
-    return row.name if row.target is None or row.quality is not None else f"{row.name} {row.target:.0%}"
+    return physics_table({row.name: row.physics for row in rows})
 
 
 def floor_remarks(rows: Sequence[Row]) -> list[str]:

@@ -27,8 +27,10 @@ def headline(report: Report) -> str:
         return sentence(report.why_dense)
     if not total.sparse:
         return "No attention call yet."
-    parts = [_saved(report), _shares(total), _error(report), f"backend {_backends(total)}"]
-    return sentence("; ".join(part for part in parts if part))
+    parts = [_shares(total), _error(report), f"backend {_backends(total)}"]
+    # What is known comes first.
+    parts.insert(len(parts) if report.saving is None else 0, _saved(report))
+    return sentence("; ".join(parts))
 
 
 def sentence(text: str) -> str:
@@ -37,7 +39,7 @@ def sentence(text: str) -> str:
 
 def _saved(report: Report) -> str:
     if report.saving is None:
-        return "time saved: unknown, no dense call of this size was timed"
+        return "time saved unknown: no dense call of this size was timed"
     saving = report.saving
     others = f"{saving.compared_with} dense calls of the same size"
     if saving.seconds < 0:

@@ -3,6 +3,7 @@ twice: as PNG for files, and as SVG whose text and axes take the colours of the 
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,13 @@ def drawn(figure: Any) -> Drawing:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residua"}):
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     return Drawing(png.getvalue(), _for_page(svg.getvalue()))
+
+
+def bitmap(png: bytes, width: int, height: int) -> Drawing:
+    """A picture of so many pixels as a figure."""
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    image = f'<image href="{source}" width="{width}" height="{height}"/>'
+    return Drawing(png, f'<svg viewBox="0 0 {width} {height}">{image}</svg>')
 
 
 def _for_page(svg: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ... import doctor
 from ...lab import figures
 from ...lab.report import Picture, Report
-from ...lab.tables import Table, share
+from ...lab.tables import Table, counted, share
 from ...methods import find_method
 from ..comparison import machine
 from ..floor import MEANING
@@ -21,6 +21,7 @@ from .measure import DENSE, PARTS, Measured, MethodRow
 
 OURS = "anchored"
 MAX_WAITING = 0.1  # warn if other work had the core for more than this share of the time
+FRAMES_CAPTION = "The first prompt: evenly spaced frames of the clip that each method generated."
 RUNTIME_CAPTION = (
     "Where the seconds of one generation go. The kernels gather the rows of a group as they read them and "
     "put them back as they write: permutation and restoration are inside the attention pairs. The dense "
@@ -93,22 +94,23 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
     hardware = machine()
     return Report(
         title=f"{facts['model']}: methods at {share(facts['density'], 0)} of the pairs",
-        lead=f"{found.tokens:,} video tokens, {facts['steps'] or 'default'} steps, {len(facts['prompts'])} "
-        f"prompt(s), seed {facts['seed']}. PSNR, SSIM, GMSD and LPIPS against the dense video of the same "
-        "seed; cost of the sparse calls as a share of dense attention; speed-up of the whole generation; "
+        lead=f"{found.tokens:,} video tokens, {facts['steps'] or 'default'} steps, "
+        f"{counted(len(facts['prompts']), 'prompt')}, seed {facts['seed']}. "
+        "PSNR, SSIM, GMSD and LPIPS against the dense video of the same seed; "
+        "cost of the sparse calls as a share of dense attention; speed-up of the whole generation; "
         "the error is what a method says of itself while it runs.",
         command=command,
         tables=[
             table(found.rows, "Quality and efficiency (the paper's Table 1)"),
             *physics_table({row.title: row.physics for row in found.rows}, find_method(OURS).title),
         ],
-        pictures=runtime(found.rows),
+        pictures=[_frames(found), *runtime(found.rows)],
         warnings=disturbed(found.rows),
         facts={
             **{f"not measured: {name}": reason for name, reason in found.not_measured.items()},
             **({DENSE_AGAIN: f"{MEANING}: no PSNR tells more"} if found.has_floor else {}),
             "prompts": "; ".join(facts["prompts"]),
-            "machine": f"{hardware['cpu']}, {hardware['threads']} threads"
+            "machine": f"{hardware['cpu']}, {counted(hardware['threads'], 'thread')}"
             + "".join(f", {gpu}" for gpu in hardware["gpus"]),
             "methods of others": "PyTorch code of this project around the same attention backend: their "
             "times compare with each other, not with their authors' kernels",
@@ -123,7 +125,13 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
 
 
 def result_files(found: Measured, facts: Mapping[str, Any], command: str) -> dict[str, bytes]:
-    """The report, and the frames of every method one below the other."""
-    pixels = {name: to_pixels(frames) for name, frames in found.clips.items()}
-    made = make_report(found, facts, command).files()
-    return {**made, "frames.png": encode_png(contact_sheet(pixels))}
+    """Every file of the report by its name."""
+    return make_report(found, facts, command).files()
+
+
+def _frames(found: Measured) -> Picture:
+    """The clips of all methods, one below the other."""
+    titles = {row.method: row.title for row in found.rows}
+    sheet = contact_sheet({titles[name]: to_pixels(frames) for name, frames in found.clips.items()})
+    height, width = sheet.shape[:2]
+    return Picture("frames", "Frames", FRAMES_CAPTION, figures.bitmap(encode_png(sheet), width, height))

@@ -62,9 +62,17 @@ slider.addEventListener("input", () => {
 button.addEventListener("click", () => toggle(!playing));
 if (wipe) {
   const move = () => stage.style.setProperty("--wipe", `${wipe.value}%`);
+  const keys = { ArrowLeft: -5, ArrowDown: -5, ArrowRight: 5, ArrowUp: 5 };
   wipe.addEventListener("input", move);
+  // A pointer moves the edge finely, a key by a visible step.
+  wipe.addEventListener("keydown", (event) => {
+    if (!(event.key in keys)) return;
+    event.preventDefault();
+    wipe.value = Number(wipe.value) + keys[event.key];
+    move();
+  });
   move();
 }
 show(Math.floor(frames / 2));
-// Muted videos may start by themselves; not for people who asked for less motion.
-if (!matchMedia("(prefers-reduced-motion: reduce)").matches) toggle(true);
+// Muted videos start by themselves; those of people who asked for less motion are stopped.
+toggle(!matchMedia("(prefers-reduced-motion: reduce)").matches);

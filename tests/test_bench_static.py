@@ -19,18 +19,20 @@ from residua.errors import InputError
 from residua.execution.triton.cubin import spilled
 
 
-def test_packing_fills_tiles_over_two_runs():
+def test_packing_fills_tiles_over_runs():
     assert pack([64], 64) == (1, 0)
     assert pack([40, 24], 64) == (1, 0)
     assert pack([40, 88], 64) == (2, 0)
-    assert pack([10, 10, 10], 64) == (0, 2)  # a tile takes from two runs at most
+    assert pack([10, 10, 10], 64) == (0, 1)  # a tile takes from three runs at most
+    assert pack([10, 10, 10, 10], 64) == (0, 2)
+    assert pack([10, 10, 44], 64) == (0, 1)  # three runs are a cut tile, even if they fill it
     assert pack([], 64) == (0, 0)
 
 
 @pytest.mark.parametrize("concentration", ["broad", "medium", "sparse"])
-@pytest.mark.parametrize("density", [0.15, 0.22])
+@pytest.mark.parametrize("density", [0.05, 0.1, 0.15, 0.22])
 def test_utilisation_of_a_short_call(density, concentration):
-    """Below .15 K/V groups are finer, and runs too short for tiles of two of them."""
+    """Below .15 K/V groups are finer, and runs of them so short that a tile takes three."""
     route = real_route(8192, 128, density, concentration)
     tiles = count_tiles(route, 128, 64, low=True)
     assert tiles.utilisation >= 0.70

@@ -52,7 +52,7 @@ def test_the_default_call_is_a_few_hundred_launches(default):
 
 def test_the_default_call_moves_its_tensors_a_few_times(default):
     """q, k and v are 2.3 GB."""
-    assert moved(default, 0.22) <= 24e9
+    assert moved(default, 0.22) <= 23e9
     assert sum(op.bytes for op in default.operations) <= 3e9  # by torch; the rest by our kernels
 
 
@@ -61,7 +61,7 @@ def test_a_sparser_call_has_finer_groups_and_still_fits():
     assert_stays_on_the_device(trace)
     assert trace.kernels <= 250
     assert trace.peak_bytes <= 5 << 30
-    assert moved(trace, 0.05) <= 26e9
+    assert moved(trace, 0.05) <= 25e9
 
 
 def test_keys_and_values_are_sorted_once(default):
@@ -103,8 +103,11 @@ def test_next_to_nothing_is_computed_in_fp64(default):
     assert sum(op.flops for op in default.operations if op.dtype == "float64") <= 0.5e9
 
 
-def test_cells_are_ranked_once(default):
-    assert sum(op.name == "sort" for op in default.operations) == 1
+def test_cells_are_put_into_buckets_once_and_never_sorted(default):
+    """torch would sort the cells of all heads together, and then by head: ten passes over them."""
+    assert not [op.name for op in default.operations if op.name in ("sort", "argsort", "topk")]
+    routing = [x.name for x in default.launches if x.stage == "routing"]
+    assert [routing.count(name) for name in ("worth", "count", "starts", "place", "fill")] == [1] * 5
 
 
 def test_a_short_call_launches_no_more_than_a_long_one(default):

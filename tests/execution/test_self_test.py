@@ -52,7 +52,7 @@ class Raising(Portable):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path))
     monkeypatch.delenv("RESIDUA_SELF_TEST", raising=False)
-    monkeypatch.setattr(self_test, "_DONE", set())
+    monkeypatch.setattr(self_test, "_VERDICTS", {})
     return tmp_path
 
 
@@ -114,6 +114,75 @@ def test_first_use_runs_once_per_gpu_and_version(monkeypatch):
     monkeypatch.setattr(gpu_cache, "gpu_key", lambda device: "a third GPU")
     self_test.first_use(Portable(), CPU)
     assert runs.call_count == 2
+
+
+def test_a_verdict_outlives_a_cache_that_cannot_be_written(monkeypatch):
+    """A home directory that is read-only must not bring a backend back that has failed."""
+    monkeypatch.setattr(gpu_cache, "write_text_whole", mock.Mock(side_effect=OSError("read-only")))
+    monkeypatch.setattr(self_test, "SMALLEST", SHAPE)
+    reason = self_test.first_use(Wrong(), CPU)
+    assert "failed its self-test" in reason
+    assert self_test.first_use(Wrong(), CPU) == reason
+
+
+def test_settings_of_the_caller_do_not_change_the_verdict():
+    """First use may be inside of anything, and a verdict is kept for good."""
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        checks = self_test.run_self_test(Portable(), CPU, SHAPE, (torch.bfloat16,))
+    assert all(check.passed for check in checks), [check for check in checks if not check.passed]
+
+
+def test_a_lack_of_memory_is_no_verdict(monkeypatch, cache):
+    monkeypatch.setattr(self_test, "SMALLEST", SHAPE)
+    crowded = Portable()
+    monkeypatch.setattr(
+        crowded,
+        "attend_rows",
+        mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")),
+        raising=False,
+    )
+    assert self_test.first_use(crowded, CPU) is None
+    assert not (cache / "gpus.json").exists()
+    assert "failed its self-test" in self_test.first_use(Wrong(), CPU)
+    assert self_test.first_use(Portable(), CPU) is None  # tested again, with memory
+    assert gpu_cache.recall(CPU)["passed"] == ["portable"]
+
+
+def test_a_device_that_a_kernel_has_broken_is_a_verdict(monkeypatch):
+    """After an illegal access every operation raises, also those between two checks."""
+    monkeypatch.setattr(
+        self_test, "_labels", mock.Mock(side_effect=RuntimeError("CUDA error: illegal access"))
+    )
+    checks = self_test.run_self_test(Portable(), CPU, SHAPE, (torch.bfloat16,))
+    assert {check.problem for check in checks} == {"CUDA error: illegal access"}
+    assert "illegal access" in self_test.record(Portable(), CPU, checks)
+
+
+def test_nothing_is_tested_while_a_graph_is_captured(monkeypatch):
+    runs = mock.Mock(return_value=[])
+    monkeypatch.setattr(self_test, "run_self_test", runs)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
+        assert self_test.first_use(Portable(), torch.device("cuda")) is None
+        assert runs.call_count == (0 if capturing else 1)
+
+
+def test_the_cache_is_read_when_it_has_changed(cache, monkeypatch):
+    gpu_cache.remember(CPU, passed=["portable"])
+    assert gpu_cache.recall(CPU) == {"passed": ["portable"]}
+    with mock.patch.object(gpu_cache.json, "loads", side_effect=AssertionError("read again")):
+        assert gpu_cache.recall(CPU) == {"passed": ["portable"]}
+    (cache / "gpus.json").write_text(json.dumps({gpu_cache.gpu_key(CPU): {"passed": ["native", "portable"]}}))
+    assert gpu_cache.recall(CPU) == {"passed": ["native", "portable"]}
+
+
+def test_an_amd_gpu_is_told_so(monkeypatch):
+    monkeypatch.setattr(TritonBackend, "unavailable", lambda self: None)  # as if Triton were installed
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    (reason,) = TritonBackend().reasons(Demand(torch.device("cuda"), torch.bfloat16, 128, 128))
+    assert "an AMD GPU" in reason
 
 
 @pytest.mark.parametrize(("backend", "passes"), [(Portable, True), (Wrong, False), (Raising, False)])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..whole_file import write_text_whole
+from .triton.entry import installed_triton
 
 MAX_BYTES = 1 << 20
 
@@ -37,10 +38,7 @@ def gpu_key(device: torch.device) -> str:
     else:
         major, minor = torch.cuda.get_device_capability(device)
         name = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "none"
+    triton = installed_triton() or "none"
     return f"{name}, residua {__version__}, torch {torch.__version__}, triton {triton}"
 
 
@@ -53,7 +51,7 @@ def recall(device: torch.device) -> dict[str, Any]:
 
 def remember(device: torch.device, **facts: Any) -> None:
     """Adds facts about the GPU."""
-    known = _read()
+    known = dict(_read())
     key = gpu_key(device)
     before = known.get(key)
     known[key] = {**(before if isinstance(before, dict) else {}), **facts}
@@ -63,13 +61,24 @@ def remember(device: torch.device, **facts: Any) -> None:
         write_text_whole(path, json.dumps(known, indent=1))
     except OSError:
         pass  # nothing is lost but time: the tests run again
+    _parsed.cache_clear()
 
 
 def _read() -> dict[str, Any]:
     path = cache_file()
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return {}
+        stat = path.stat()
+    except OSError:
+        return {}
+    return _parsed(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+
+
+@lru_cache(maxsize=1)
+def _parsed(path: Path, state: tuple[int, int, int]) -> dict[str, Any]:
+    """The file as it is in that state: calls of attention ask for it again and again. Not to be changed."""
+    if state[1] > MAX_BYTES:
+        return {}
+    try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}

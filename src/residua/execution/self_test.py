@@ -1,5 +1,5 @@
-"""Tests whether a backend computes correctly on this machine: its primitives against plain torch on the
-device.
+"""Tests whether a backend computes correctly on this machine: its primitives against plain torch on the CPU,
+where neither TF32 nor what else is switched on for the GPU changes a result.
 
 `residua doctor --self-test` runs all of it. The smallest part runs automatically when a GPU is first used,
 and the result is stored per GPU and version. A backend that failed is not chosen, with a reason.
@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..types import Drift, Partition, Route, SummaryKeys
-from . import plain
+from . import plain as plain_torch
 from .backend import Backend
 from .gpu_cache import gpu_key, recall, remember
 from .reference import Reference
@@ -29,8 +29,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 LIMIT = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
 EXACT = 1e-4  # for results in fp32 from any input
 AGREE = 0.995  # share of rows that must be in the same group
+NO_MEMORY = "out of memory"  # says nothing about the backend
 _LOCK = threading.Lock()
-_DONE: set[str] = set()
+_VERDICTS: dict[str, str | None] = {}  # of this process, because the cache may not be writable
 
 
 @dataclass(frozen=True)
@@ -57,25 +58,47 @@ def run_self_test(
 ) -> list[Check]:
     """Tests every primitive of the backend at every shape and dtype. Never raises: a failure is a result."""
     found = []
-    with torch.no_grad():
+    no_autocast = torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False)
+    with torch.no_grad(), no_autocast[0], no_autocast[1]:
         for shape in shapes:
             for dtype in dtypes:
-                found_cases = (make(backend, device, shape, dtype) for make in (_cases, _stage_cases))
-                for name, limit, work in chain.from_iterable(found_cases):
-                    label = "x".join(map(str, shape))
-                    try:
-                        found.append(Check(name, label, _short(dtype), work(), limit))
-                    except Exception as error:  # a broken kernel may raise anything, which is a failed check
-                        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-                        found.append(Check(name, label, _short(dtype), float("nan"), limit, text))
+                for make in (_cases, _stage_cases):
+                    found += _run_cases(make, backend, device, shape, dtype)
     return found
+
+
+def _run_cases(
+    make: Callable[..., Iterator[tuple[str, float, Callable[[], float]]]],
+    backend: Backend,
+    device: torch.device,
+    shape: tuple[int, int, int, int, int],
+    dtype: torch.dtype,
+) -> list[Check]:
+    found: list[Check] = []
+    facts = ("x".join(map(str, shape)), _short(dtype))
+    try:
+        for name, limit, work in make(backend, device, shape, dtype):
+            try:
+                found.append(Check(name, *facts, work(), limit))
+            except Exception as error:  # a broken kernel may raise anything, which is a failed check
+                found.append(Check(name, *facts, float("nan"), limit, _problem(error)))
+    except Exception as error:  # a kernel has broken the device: not even inputs can be made any more
+        found.append(Check("its inputs", *facts, float("nan"), 0.0, _problem(error)))
+    return found
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, torch.OutOfMemoryError):
+        return NO_MEMORY
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def first_use(backend: Backend, device: torch.device) -> str | None:
     """Runs the smallest part once per GPU and version; returns the reason if the backend failed, now or
     earlier.
 
-    `RESIDUA_SELF_TEST=0` switches it off.
+    `RESIDUA_SELF_TEST=0` switches it off. While a CUDA graph is captured nothing can be tested: the next call
+    will.
     """
     if os.environ.get("RESIDUA_SELF_TEST") == "0":
         return None
@@ -86,19 +109,27 @@ def first_use(backend: Backend, device: torch.device) -> str | None:
         return None
     with _LOCK:
         key = f"{backend.name} {gpu_key(device)}"
-        if key in _DONE:
+        if key in _VERDICTS:
+            return _VERDICTS[key]
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None
-        _DONE.add(key)  # set before it runs, so that its own calls do not start it again
-        return record(backend, device, run_self_test(backend, device, SMALLEST, (torch.bfloat16,)))
+        checks = run_self_test(backend, device, SMALLEST, (torch.bfloat16,))
+        reason = record(backend, device, checks)
+        if reason is not None or all(check.passed for check in checks):
+            _VERDICTS[key] = reason
+        return reason
 
 
 def record(backend: Backend, device: torch.device, checks: Sequence[Check]) -> str | None:
-    """Stores the result; returns the reason against the backend, or None."""
+    """Stores the result; returns the reason against the backend, or None. Checks that ran out of memory are no
+    reason, and then nothing is stored."""
     known = recall(device)
     failed = dict(known.get("failed", {}))
     passed = [name for name in known.get("passed", []) if name != backend.name]
     failed.pop(backend.name, None)
-    bad = [check for check in checks if not check.passed]
+    bad = [check for check in checks if not check.passed and check.problem != NO_MEMORY]
+    if not bad and not all(check.passed for check in checks):
+        return None
     if bad:
         worst = bad[0]
         what = worst.problem or f"off by {worst.error:.2g}, allowed {worst.limit:.2g}"
@@ -130,12 +161,7 @@ def _cases(
     backend: Backend, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
 ) -> Iterator[tuple[str, float, Callable[[], float]]]:
     heads, kv_heads, queries, keys, dim = shape
-    seeds = iter(range(1000))
-
-    def random(*size: int, to: torch.dtype = torch.float32) -> Tensor:
-        generator = torch.Generator().manual_seed(next(seeds))
-        return torch.randn(size, generator=generator).to(device, to)
-
+    random, plain = _random(device, 0), _OnTheCpu(plain_torch, device)
     q = random(1, queries, heads, dim, to=dtype).transpose(1, 2)
     k, v = (random(1, kv_heads, keys, dim, to=dtype) for _ in range(2))
     cq, ck, rank, scale = 5, 13, 16, dim**-0.5
@@ -150,7 +176,7 @@ def _cases(
     keys_, values = random(1, heads, cq, 19, dim), random(1, heads, cq, 19, dim)
     summary = SummaryKeys(keys_, values, random(1, heads, cq, 19))
     drifting = SummaryKeys(keys_.to(dtype), values.to(dtype), summary.log_weight, drift)
-    trusted, loose = Reference(), LIMIT[dtype]
+    trusted, loose = _OnTheCpu(Reference(), device), LIMIT[dtype]
 
     def attend(with_summary: SummaryKeys | None) -> float:
         got, lse = backend.attend(q, k, v, route, scale, with_summary, torch.float32)
@@ -228,12 +254,7 @@ def _stage_cases(
 ) -> Iterator[tuple[str, float, Callable[[], float]]]:
     """The small stages: sorting, moments, slots, cells. `Backend` itself is plain torch."""
     heads, kv_heads, queries, keys, dim = shape
-    trusted, seeds = Reference(), iter(range(1000, 2000))
-
-    def random(*size: int, to: torch.dtype = torch.float32) -> Tensor:
-        generator = torch.Generator().manual_seed(next(seeds))
-        return torch.randn(size, generator=generator).to(device, to)
-
+    random, trusted = _random(device, 1000), _OnTheCpu(Reference(), device)
     cq, ck, rank, scale = 5, 29, 16, dim**-0.5
     k, v = (random(1, kv_heads, keys, dim, to=dtype) for _ in range(2))
     query = Partition.from_labels(_labels(random(1, heads, queries), cq), cq)
@@ -294,6 +315,38 @@ def _stage_cases(
     yield "spoil", 0.0, lambda: _differ(backend.spoil(v.clone(), lost).isnan(), lost.expand_as(v))
 
 
+def _random(device: torch.device, seed: int) -> Callable[..., Tensor]:
+    """Makes normal numbers on the CPU, which has the same ones everywhere, and moves them to the device."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def random(*size: int, to: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(size, generator=generator, device="cpu", dtype=torch.float32).to(device, to)
+
+    return random
+
+
+class _OnTheCpu:
+    """The functions of `source`, computed on the CPU; results go to the device."""
+
+    def __init__(self, source: Any, device: torch.device) -> None:
+        self._source, self._device = source, device
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._source, name)
+        return lambda *given: _moved(function(*_moved(given, torch.device("cpu"))), self._device)
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    """A tensor, or what holds some, with all of them on the device."""
+    if isinstance(x, Tensor):
+        return x.to(device)
+    if isinstance(x, (tuple, list)):
+        return [_moved(part, device) for part in x]
+    if is_dataclass(x) and not isinstance(x, type):
+        return replace(x, **{field.name: _moved(getattr(x, field.name), device) for field in fields(x)})
+    return x
+
+
 def _differ(got: Tensor, wanted: Tensor) -> float:
     """Share of the entries that differ."""
     return float((got != wanted).double().mean()) if got.shape == wanted.shape else float("inf")
@@ -310,7 +363,7 @@ def _switching(backend: Backend, summary: SummaryKeys, drift: Drift) -> float:
     # copies, because a backend may switch in place
     own_drift = Drift(drift.basis, drift.origin, drift.curve.clone(), drift.slope.clone())
     own = SummaryKeys(summary.keys, summary.values, summary.log_weight.clone(), own_drift)
-    got, wanted = backend.switch_summary(own, choice), plain.switch_summary(summary, choice)
+    got, wanted = backend.switch_summary(own, choice), plain_torch.switch_summary(summary, choice)
     assert got.drift is not None and wanted.drift is not None
     return max(
         _off(got.log_weight.exp(), wanted.log_weight.exp()),

@@ -71,7 +71,7 @@ def _merge_at_once(
     size = grouping.kv.sizes.clamp(min=1).float().log() / call.scale  # of an empty group: in no slot
     keys = torch.cat([grouping.kv_centroids, size[..., None]], -1)
     anchors = torch.nn.functional.pad(grouping.anchors, (0, 1), value=1.0)
-    order = torch.arange(groups + 1).expand(batch, heads, -1)
+    order = torch.arange(groups + 1, device=keys.device).expand(batch, heads, -1)
     alone = Partition(order[..., :-1], order[..., :-1], order)
     found, values = backend.slot_means(
         anchors, keys, means, alone, slots.index, slots.log_mass, call.scale, slots.near, slots.single

@@ -20,7 +20,8 @@ from cases import (
 from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
-from residua.execution.triton.constants import SPLIT_BITS
+from residua.bench.static.route import _runs, pack
+from residua.execution.triton.constants import SPLIT_BITS, SPLIT_MASK
 from residua.execution.triton.drift import drift_rows
 from residua.execution.triton.rows import split_keys
 from residua.execution.triton.schedule import schedule_tiles
@@ -235,9 +236,10 @@ def tile_tokens(schedule, head, group, tile_keys):
     table = schedule.key_tiles[0, head, group].tolist()
     found = []
     for number in range(full + cut):
-        first, word, other = table[number] if number < full else table[len(table) - 1 - (number - full)]
-        live, split = (tile_keys, word) if number < full else divmod(word, 1 << SPLIT_BITS.value)
-        found.append([(first if i < split else other) + i for i in range(live)])
+        first, word, second, third = table[number if number < full else full - number - 1]
+        numbers = [word >> SPLIT_BITS.value * i & SPLIT_MASK.value for i in range(3)]
+        split, other, live = numbers if number >= full else (word, tile_keys, tile_keys)
+        found.append([(first if i < split else second if i < other else third) + i for i in range(live)])
     return found, full
 
 
@@ -251,13 +253,17 @@ def test_key_tiles_hold_every_kept_key_once(sizes):
     cells[0, 0, 1], cells[0, 0, 2] = True, torch.arange(groups) % 2 == 0  # one run; as many runs as can be
     cells[0, 1, 3] = False
     schedule = schedule_tiles(Route(query, kv, cells), 16, 8)
+    starts = kv.offsets[0, 0].tolist()
     for h in range(2):
         for a in range(4):
             kept = cells[0, h, a][labels].nonzero()[:, 0].tolist()
             tiles, full = tile_tokens(schedule, h, a, 8)
             assert sorted(token for tile in tiles for token in tile) == kept
             assert all(len(tile) == 8 for tile in tiles[:full])
-            assert all(0 < len(tile) < 8 for tile in tiles[full:])
+            assert all(0 < len(tile) <= 8 for tile in tiles[full:])
+            assert (full, len(tiles) - full) == pack(
+                _runs(cells[0, h, a].nonzero()[:, 0].tolist(), starts), 8
+            )
             assert len(tiles) <= schedule.key_tiles.shape[3]
     assert schedule.counts[0, 0, 1].tolist() == [75, 0]  # one run of 600 keys needs no mask
 

@@ -265,6 +265,35 @@ def test_budgets_are_spent_as_the_plain_version_does(cq, ck, density):
         assert torch.equal(cells, plain.spend(share, query_sizes, kv_sizes, budget))
 
 
+@pytest.mark.parametrize("spread", [1e-3, 0.0])
+def test_a_budget_that_overflows_among_many_cells_of_the_same_worth(spread):
+    """More cells in one bucket than are looked at together, and overflows one after the other in it."""
+    share = spread * random(1, 1, 30, 90)
+    share[..., ::7] -= 3.0
+    query_sizes = torch.randint(1, 40, (1, 1, 30), generator=generator(1))
+    kv_sizes = torch.full((1, 1, 90), 16)
+    budgets = [torch.full((1, 1), int(part * 16 * 90 * query_sizes.sum()) + 7) for part in (0.3, 0.61)]
+    got = BACKEND.spend_each(share, query_sizes, kv_sizes, budgets)
+    for cells, budget in zip(got, budgets, strict=True):
+        assert torch.equal(cells, plain.spend(share, query_sizes, kv_sizes, budget))
+        spent = (cells * query_sizes[..., None] * kv_sizes[..., None, :]).sum()
+        assert budget - spent < 16 * query_sizes.max()
+
+
+def test_buckets_follow_worth():
+    """All of them, from infinity to minus infinity, and around their borders."""
+    edges = torch.arange(-2048, 2049) / 128.0 - 9.0
+    log_share = torch.cat(
+        [torch.tensor([torch.nan, 40.0, -90.0, -torch.inf]), edges, edges + 1e-6, edges - 1e-6]
+    )
+    log_share = log_share[None, None, None]
+    count = log_share.shape[-1]
+    ones = torch.ones(1, 1, count, dtype=torch.long)
+    for budget in (1, 2, 700, count // 2, count - 1, count):
+        given = (log_share, ones[..., :1], ones, torch.full((1, 1), budget))
+        assert torch.equal(BACKEND.spend(*given), plain.spend(*given))
+
+
 @pytest.mark.parametrize(("cq", "ck", "pinned"), [(5, 11, 0), (7, 300, 1), (3, 1100, 1)])
 def test_cells_by_their_mass(cq, ck, pinned):
     """Masses in, cells out: as the plain version, broken groups and pinned ones included."""

@@ -26,7 +26,8 @@ from .work import Work, work_of
 
 STALL = 1.2  # what barriers and uneven warps add to the ideal time of a kernel that multiplies
 LAUNCH_US = 2.5  # between the ends of two kernels that do next to nothing
-HOST_US = 4.5  # that Python and torch need per kernel; they run ahead of the GPU
+HOST_US = 4.5  # that Python and torch need per kernel of torch; they run ahead of the GPU
+TRITON_HOST_US = 15.0  # and per launch of a Triton kernel, whose arguments are looked at in Python
 SCHEDULERS = 4  # warps that a processor can issue from in one clock
 SPECIAL = 16  # exponentials per clock of a processor
 WARP_MMA = 0.62  # share of sm_90's matrix rate that instructions of single warps reach
@@ -38,8 +39,9 @@ ASSUMPTIONS = (
     "nothing was run on a GPU: launches, bytes, memory and instructions are counted, times are computed",
     f"kernels that multiply take {STALL} x the ideal time; softmax arithmetic waits for the matrix "
     "instructions of its own block, and overlaps with those of other blocks on the processor",
-    f"{LAUNCH_US} us per kernel on the GPU and {HOST_US} us on the host, which runs ahead",
-    "device memory is moved once per kernel and tensor; a sort of 32-bit keys moves it five times",
+    f"{LAUNCH_US} us per kernel on the GPU; {HOST_US} us on the host per kernel of torch and {TRITON_HOST_US:g} "
+    "us per Triton launch; the host runs ahead",
+    "device memory is moved once per kernel and tensor",
     "the route is that of one head of a synthetic call of medium concentration",
     "the figures are those of a warm call that clusters its tokens; most calls keep the groups of the one "
     "before, which is cheaper",
@@ -327,7 +329,8 @@ def add_up(
                 max(spent[stage], key=lambda name: spent[stage][name]),
             )
         )
-    host = trace.kernels * HOST_US * 1e-3
+    host = sum(op.kernels for op in trace.operations) * HOST_US * 1e-3
+    host += len(trace.launches) * TRITON_HOST_US * 1e-3
     return Estimate(
         gpu, task, max(host, sum(stage.ms for stage in stages)), trace.kernels,
         sum(stage.gigabytes for stage in stages), trace.peak_bytes / 2**30, tiles, tuple(stages),

@@ -128,12 +128,16 @@ def _runs(kept: list[int], offsets: list[int]) -> list[int]:
 
 def pack(runs: list[int], keys: int) -> tuple[int, int]:
     """Full and cut tiles of a stream of runs, as `key_tiles_kernel` cuts them."""
-    full = cut = taken = 0
+    full = cut = taken = pieces = 0
     for length in runs:
         if taken:
             live = min(length, keys - taken)
-            full, cut = (full + 1, cut) if live == keys - taken else (full, cut + 1)
-            length -= live
-        full += length // keys
-        taken = length % keys
+            taken, length, pieces = taken + live, length - live, pieces + 1
+            if pieces == 3:
+                cut, taken = cut + 1, 0
+            elif taken == keys:
+                full, taken = full + 1, 0
+        if not taken:
+            full += length // keys
+            taken, pieces = length % keys, 1
     return full, cut + (taken > 0)

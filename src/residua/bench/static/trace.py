@@ -32,12 +32,13 @@ VIEWS = frozenset({
 })  # fmt: skip
 # kernels that one operation launches on CUDA, from ATen's sources; every other one launches one
 KERNELS = {
-    "sort": 8, "argsort": 8, "topk": 6, "cumsum": 2, "linalg_cholesky_ex": 3, "cholesky_solve": 3,
+    "sort": 13, "argsort": 13, "topk": 6, "cumsum": 2, "linalg_cholesky_ex": 3, "cholesky_solve": 3,
     "linalg_solve_triangular": 5, "scatter_reduce": 2, "_linalg_eigh": 20, "logsumexp": 5, "logcumsumexp": 2,
     "segment_reduce": 2,
 }  # fmt: skip
-# how often the operation's own kernels read and write its operands; a radix sort of 32 bits takes 4 passes
-PASSES = {"sort": 5, "argsort": 5, "topk": 2}
+# How often the operation's own kernels read and write its operands. Fewer than 128 rows are sorted together,
+# with numbers of row and column in tow: 4 passes by value, one by row, and one that looks everything up.
+PASSES = {"sort": 10, "argsort": 10, "topk": 2}
 # operations that touch only the chosen part of their first operand
 CHOOSING = frozenset({"gather", "index", "index_select", "take", "scatter_", "index_put_", "index_copy_"})
 PRODUCTS = ("mm", "bmm", "baddbmm", "addmm")

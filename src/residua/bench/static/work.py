@@ -59,7 +59,7 @@ def _attend(launch: Launch, tiles: RouteTiles) -> Work:
     drift = 4 * (a["R"] + 1) if a["DRIFT"] and not a["MOVES"] else 0
     moved = share * rows * (a["D"] * elements + a["DV"] * a["OUT"].dtype.itemsize + 12 + drift)
     moved += tiles.tokens * (a["BD"] + a["BDV"]) * elements if full else 0
-    moved += min(own, a["CQ"] * room * slot) + (full + cut) / max(1.0, count) * 12 * a["CQ"]
+    moved += min(own, a["CQ"] * room * slot) + (full + cut) / max(1.0, count) * 16 * a["CQ"]
     cached = (full + cut) * a["BN"] * (a["BD"] + a["BDV"]) * elements + own
     parts = 1 if a["SUMMARY_K"].dtype == a["Q"].dtype else 2
     flops = (full + cut) * a["BN"] * trip + summary * 2 * a["BM"] * a["BT"] * (parts * a["BD"] + a["BDV"])
@@ -188,7 +188,7 @@ def _subspace(launch: Launch, tiles: RouteTiles) -> Work:
 
 def _key_tiles(launch: Launch, tiles: RouteTiles) -> Work:
     a = launch.arguments
-    written = launch.grid * 12 * (tiles.full_trips + tiles.cut_trips) / max(1.0, tiles.tall_tiles)
+    written = launch.grid * 16 * (tiles.full_trips + tiles.cut_trips) / max(1.0, tiles.tall_tiles)
     written += launch.grid * 16 * tiles.runs  # once written, once read
     # blocks of K/V groups, then every run in turn: one wait for the cache each
     cycles = 1500.0 * cdiv(a["C"], a["BC"]) + 500.0 * tiles.runs
@@ -200,7 +200,14 @@ def _fill(launch: Launch, tiles: RouteTiles) -> Work:
     share = tiles.pairs / tiles.tokens**2
     blocks = cdiv(share * a["CQ"] * a["CK"], a["BC"])
     moved = launch.grid * blocks * a["BC"] * 8 + a["CELLS"].bytes * share
-    return Work(moved, serial_cycles=2500.0 * blocks)
+    # where the budget overflows a bucket is read three times, and about sixteen sums are compared
+    overflow = 3 * 2500.0 + 16 * 300.0
+    return Work(moved, serial_cycles=2500.0 * blocks + a["passes"] * overflow)
+
+
+def _place(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    return Work(tensors(launch), serial_cycles=2000.0 * cdiv(min(a["STRETCH"], a["N"]), a["BLOCK"]))
 
 
 def _starts(launch: Launch, tiles: RouteTiles) -> Work:
@@ -235,7 +242,7 @@ WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
     "project": _project, "drift": _project, "covariance": _covariance,
     "key_covariance": _key_covariance, "moment": _moment,
     "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,
-    "starts": _starts, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
+    "starts": _starts, "place": _place, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
     "candidates": _candidates, "switch": _switch,
 }  # fmt: skip
 

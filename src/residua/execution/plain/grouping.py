@@ -68,7 +68,7 @@ def group_sums(x: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     batch, heads, _, dim = x.shape
     groups = sizes.shape[-1]
     if x.device.type == "cpu":
-        sums = torch.zeros(batch, heads, groups + 1, dim, dtype=torch.float32)
+        sums = torch.zeros(batch, heads, groups + 1, dim, dtype=torch.float32, device=x.device)
         index = labels.remainder(groups + 1)  # -1 becomes the spare last row
         for b in range(batch):
             for h in range(heads):

@@ -31,7 +31,7 @@ def attend_kernel(
     ORDER,  # [B, H, NQ] int64
     OFFSETS,  # [B, H, CQ + 1] int64
     ENDS,  # [B, H, CQ + 1] int32: running number of row tiles
-    KEY_TILES,  # [B, H, CQ, room, 3] int32
+    KEY_TILES,  # [B, H, CQ, room, 4] int32
     COUNTS,  # [B, H, CQ, 2] int32
     SUMMARY_K,  # [B, H, CQ, T, D], or any pointer
     SUMMARY_V,  # [B, H, CQ, T, DV]
@@ -102,11 +102,11 @@ def attend_kernel(
     kv_head = head // H * (H // shares) + head % H // shares
     K += kv_head * NK * BD
     V += kv_head * NK * BDV
-    KEY_TILES += row * room * 3
+    KEY_TILES += row * room * 4
     offsets = tl.arange(0, BN)
     for t in range(0, full):
-        split = tl.load(KEY_TILES + t * 3 + 1)
-        at = tl.where(offsets < split, tl.load(KEY_TILES + t * 3), tl.load(KEY_TILES + t * 3 + 2)) + offsets
+        split = tl.load(KEY_TILES + t * 4 + 1)
+        at = tl.where(offsets < split, tl.load(KEY_TILES + t * 4), tl.load(KEY_TILES + t * 4 + 2)) + offsets
         if WIDE:
             at = at.to(tl.int64)
         k = tl.load(K + at[None, :] * BD + dims[:, None])
@@ -117,12 +117,13 @@ def attend_kernel(
         if BC < BDV:
             v = tl.load(V + at[:, None] * BDV + BC + cols[None, :])
             right = tl.dot(p.to(v.dtype), v, right * fade[:, None], input_precision=PRECISION)
-    KEY_TILES += (room - 1) * 3
+    KEY_TILES += (room - 1) * 4
     for t in tl.range(0, cut, num_stages=1):
-        word = tl.load(KEY_TILES - t * 3 + 1)
-        live = offsets < (word >> SPLIT_BITS)
-        split = word & SPLIT_MASK
-        at = tl.where(offsets < split, tl.load(KEY_TILES - t * 3), tl.load(KEY_TILES - t * 3 + 2))
+        word = tl.load(KEY_TILES - t * 4 + 1)
+        live = offsets < (word >> (2 * SPLIT_BITS))
+        last = offsets >= (word >> SPLIT_BITS & SPLIT_MASK)
+        at = tl.where(last, tl.load(KEY_TILES - t * 4 + 3), tl.load(KEY_TILES - t * 4 + 2))
+        at = tl.where(offsets < (word & SPLIT_MASK), tl.load(KEY_TILES - t * 4), at)
         at = (at + offsets).to(tl.int64)
         k = tl.load(K + at[None, :] * BD + dims[:, None], mask=live[None, :], other=0.0)
         v = tl.load(V + at[:, None] * BDV + cols[None, :], mask=live[:, None], other=0.0)

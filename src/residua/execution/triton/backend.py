@@ -36,6 +36,8 @@ class TritonBackend(Backend):
         if found:
             return found
         if demand.device.type == "cuda":
+            if torch.version.hip is not None:
+                return ["an AMD GPU: the kernels are written and checked for NVIDIA alone"]
             major, minor = torch.cuda.get_device_capability(demand.device)
             if (major, minor) < MIN_CAPABILITY:
                 return [f"sm_{major}{minor}: takes sm_80 and newer"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import lru_cache, wraps
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -24,11 +24,17 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@lru_cache(maxsize=1)
+def installed_triton() -> str | None:
+    """Its version, or None. Looked up on disk, so not once per call of attention."""
+    return None if find_spec("triton") is None else version("triton")
+
+
 def missing_triton() -> str | None:
     """Why Triton kernels cannot run on this machine at all, or None."""
-    if find_spec("triton") is None:
+    found = installed_triton()
+    if found is None:
         return "Triton is not installed: pip install 'residua[gpu]'"
-    found = version("triton")
     if tuple(int(part) for part in found.split(".")[:2]) < MIN_TRITON:
         return f"Triton {found}: the kernels need {'.'.join(map(str, MIN_TRITON))} or newer, so a newer torch"
     if not interpreting() and not torch.cuda.is_available():

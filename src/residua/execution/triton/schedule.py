@@ -2,9 +2,9 @@
 
 The keys of a query group are one stream: its kept K/V groups in order, neighbours merged into runs. The
 stream is cut into tiles of keys; a tile may begin in one run and end in the next, so that short runs fill
-tiles too. Tiles that are full come first. A tile that more than two runs would have to fill is cut short, and
-cut tiles come last: only they need a mask. The rows of a query group are cut into tall tiles, and into one
-low tile where what is left is short.
+tiles too. Tiles that one or two runs fill come first. A tile of three runs, or one that even three do not
+fill, is a cut tile; those come last: only they need a mask and a third address. The rows of a query group are
+cut into tall tiles, and into one low tile where what is left is short.
 """
 
 # mypy: allow-untyped-defs
@@ -27,11 +27,12 @@ class TileSchedule:
     """Tiles of keys for every query group, and how many tiles of rows every query group has.
 
     Key i of a tile is token `first base + i` of the group-major order while i is below the split, and
-    `other base + i` from there on. In a cut tile the upper 16 bits of the split count its keys.
+    `second base + i` from there on. In a cut tile the split is three numbers of 8 bits: where the second run
+    begins, where the third one does, and how many keys there are.
     """
 
     key_tiles: (
-        Tensor  # [B, H, Cq, room, 3] int32: base of the first keys, how many of them, base of the others
+        Tensor  # [B, H, Cq, room, 4] int32: base of the first run, split, bases of the second and third
     )
     counts: Tensor  # [B, H, Cq, 2] int32: full tiles (from the front), cut tiles (from the back)
     tall_ends: Tensor  # [B, H, Cq + 1] int32: running number of tall row tiles, rows of no group last
@@ -50,7 +51,8 @@ class TileSchedule:
 
 
 def key_room(keys: int, groups: int, tile_keys: int) -> int:
-    """Tiles that a query group can need at most. Two runs end in every cut tile, so there are few of them."""
+    """Tiles that a query group can need at most. Two runs end in every cut tile but the last, so there are few
+    of them."""
     return cdiv(keys, tile_keys) + cdiv(cdiv(groups, 2), 2) + 1
 
 
@@ -90,11 +92,19 @@ def find_runs(CELLS, OFFSETS, RUNS, C, BC: tl.constexpr):
 
 
 @triton.jit
+def put_tile(TILES, place, first, split, second, third):
+    tl.store(TILES + place * 4, first)
+    tl.store(TILES + place * 4 + 1, split)
+    tl.store(TILES + place * 4 + 2, second)
+    tl.store(TILES + place * 4 + 3, third)
+
+
+@triton.jit
 def key_tiles_kernel(
     CELLS,  # [B, H, CQ, C] uint8
     OFFSETS,  # [B, Hkv, C + 1] int64
     RUNS,  # [B, H, CQ, most, 2] int32, overwritten
-    TILES,  # [B, H, CQ, room, 3] int32
+    TILES,  # [B, H, CQ, room, 4] int32
     COUNTS,  # [B, H, CQ, 2] int32
     H,
     shares,
@@ -110,43 +120,49 @@ def key_tiles_kernel(
     CELLS += row * C
     OFFSETS += (head // H * (H // shares) + head % H // shares) * (C + 1)
     RUNS += row * most * 2
-    TILES += row * room * 3
+    TILES += row * room * 4
     runs = find_runs(CELLS, OFFSETS, RUNS, C, BC)
     tl.debug_barrier()  # the runs are read by other threads than wrote them
-    first = tl.zeros([], tl.int32)  # of the tile that is being filled
-    taken = tl.zeros([], tl.int32)  # keys in it from the run in which it began; 0: none
+    # the tile that is being filled: bases of its runs, and keys up to the end of the first and of the last
+    first = tl.zeros([], tl.int32)
+    second = tl.zeros([], tl.int32)
+    split = tl.zeros([], tl.int32)
+    taken = tl.zeros([], tl.int32)  # 0: there is none
     full = tl.zeros([], tl.int32)
     cut = tl.zeros([], tl.int32)
     for run in range(0, runs):
         begin = tl.load(RUNS + run * 2)
         length = tl.load(RUNS + run * 2 + 1) - begin
         if taken > 0:
-            wanted = TILE_KEYS - taken
-            live = tl.minimum(length, wanted)
-            # the second run goes on where the first one ended, so its base lies `taken` keys before it
-            place = tl.where(live == wanted, full, room - 1 - cut)
-            tl.store(TILES + place * 3, first)
-            tl.store(
-                TILES + place * 3 + 1, tl.where(live == wanted, taken, taken | (taken + live) << SPLIT_BITS)
-            )
-            tl.store(TILES + place * 3 + 2, begin - taken)
-            full += (live == wanted).to(tl.int32)
-            cut += (live < wanted).to(tl.int32)
+            live = tl.minimum(length, TILE_KEYS - taken)
+            base = begin - taken  # a run goes on where the one before it ended
+            if split == taken:  # there is one run in it
+                second = base
+                if taken + live == TILE_KEYS:
+                    put_tile(TILES, full, first, split, base, base)
+                    full += 1
+                    taken = 0
+                else:
+                    taken += live
+            else:
+                word = split | taken << SPLIT_BITS | (taken + live) << (2 * SPLIT_BITS)
+                put_tile(TILES, room - 1 - cut, first, word, second, base)
+                cut += 1
+                taken = 0
             begin += live
             length -= live
-        for _ in range(0, length // TILE_KEYS):
-            tl.store(TILES + full * 3, begin)
-            tl.store(TILES + full * 3 + 1, TILE_KEYS)
-            tl.store(TILES + full * 3 + 2, begin)
-            full += 1
-            begin += TILE_KEYS
-        taken = length % TILE_KEYS
-        first = begin
+        if taken == 0:
+            for _ in range(0, length // TILE_KEYS):
+                put_tile(TILES, full, begin, TILE_KEYS, begin, begin)
+                full += 1
+                begin += TILE_KEYS
+            taken = length % TILE_KEYS
+            split = taken
+            first = begin
+            second = begin
     if taken > 0:
-        place = room - 1 - cut
-        tl.store(TILES + place * 3, first)
-        tl.store(TILES + place * 3 + 1, taken | taken << SPLIT_BITS)
-        tl.store(TILES + place * 3 + 2, first)
+        word = split | taken << SPLIT_BITS | taken << (2 * SPLIT_BITS)
+        put_tile(TILES, room - 1 - cut, first, word, second, second)
         cut += 1
     tl.store(COUNTS + row * 2, full)
     tl.store(COUNTS + row * 2 + 1, cut)
@@ -226,7 +242,7 @@ def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = Tru
     batch, heads, cq, ck = route.cells.shape
     device, queries = route.cells.device, route.query.order.shape[-1]
     room = key_room(route.kv.order.shape[-1], ck, tile_keys)
-    key_tiles = torch.empty(batch, heads, cq, room, 3, dtype=torch.int32, device=device)
+    key_tiles = torch.empty(batch, heads, cq, room, 4, dtype=torch.int32, device=device)
     counts = torch.empty(batch, heads, cq, 2, dtype=torch.int32, device=device)
     tall = torch.empty(batch, heads, cq + 1, dtype=torch.int32, device=device)
     low_ends = torch.empty_like(tall) if low else None

@@ -20,7 +20,7 @@ STRETCH, BLOCK = 1024, 64  # tokens of a program, and of one comparison of all w
 
 @triton.jit
 def count_kernel(
-    LABELS,  # [G, N] int64
+    LABELS,  # [G, N] of any integers
     COUNTS,  # [G, stretches, bins] int32
     N,
     groups,
@@ -61,11 +61,11 @@ def starts_kernel(
 
 @triton.jit
 def place_kernel(
-    LABELS,  # [G, N] int64
+    LABELS,  # [G, N] of any integers
     BEFORE,  # [G, stretches, bins] int32: tokens with that label up to the end of the stretch
     STARTS,  # [G, bins] int64: first place of each label
     COUNTS,  # [G, stretches, bins] int32, overwritten
-    ORDER,  # [G, N] int64
+    ORDER,  # [G, N] int64 or int32
     N,
     groups,
     stretches,
@@ -78,8 +78,9 @@ def place_kernel(
     BEFORE += pid.to(tl.int64) * bins
     COUNTS += pid.to(tl.int64) * bins
     ids = tl.arange(0, BLOCK)
-    for first in range(0, STRETCH, BLOCK):
-        at = pid % stretches * STRETCH + first + ids
+    start = pid % stretches * STRETCH
+    for first in range(start, tl.minimum(start + STRETCH, N), BLOCK):
+        at = first + ids
         label = tl.load(LABELS + head * N + at, mask=at < N, other=-2).to(tl.int32)
         label = tl.where(label == -1, groups, label)
         live = label >= 0
@@ -90,35 +91,43 @@ def place_kernel(
         # COUNTS holds how many tokens of the stretch are still to come
         left = tl.load(COUNTS + label, mask=live, other=0)
         base = tl.load(BEFORE + label, mask=live, other=0) - left
-        start = tl.load(STARTS + head * bins + label, mask=live, other=0)
-        tl.store(ORDER + head * N + start + base + rank, at.to(tl.int64), mask=live)
+        place = tl.load(STARTS + head * bins + label, mask=live, other=0)
+        tl.store(ORDER + head * N + place + base + rank, at.to(ORDER.dtype.element_ty), mask=live)
         tl.debug_barrier()
         tl.store(COUNTS + label, left - rank - 1, mask=live & (after == 0))  # by the last of each label
         tl.debug_barrier()
 
 
-def sort_labels(labels: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def sort_labels(
+    labels: Tensor, groups: int, stretch: int = STRETCH, dtype: torch.dtype = torch.long
+) -> tuple[Tensor, Tensor]:
     """Stable order and offsets of labels [G, N] in -1..groups-1.
 
-    -> order [G, N] int64 (label -1 last), offsets [G, groups + 1] int64
+    -> order [G, N] in `dtype` (label -1 last), offsets [G, groups + 1] int64
+
+    Args:
+        labels: of any integer type.
+        groups: how many labels there are.
+        stretch: tokens of a program. Each counts all labels: many labels want long stretches.
+        dtype: of the order.
     """
     rows, count = labels.shape
     bins = groups + 1  # the last one takes the label -1
     offsets = torch.empty(rows, bins, dtype=torch.long, device=labels.device)
-    order = torch.empty(rows, count, dtype=torch.long, device=labels.device)
+    order = torch.empty(rows, count, dtype=dtype, device=labels.device)
     if labels.numel() == 0:
         return order, offsets.zero_()
     labels = labels.contiguous()
-    stretches = cdiv(count, STRETCH)
+    stretches = cdiv(count, stretch)
     counts = torch.empty(rows, stretches, bins, dtype=torch.int32, device=labels.device)
     before = torch.empty_like(counts)
     grid, room = (rows * stretches,), padded(bins)
     count_kernel[grid](
-        labels, counts, count, groups, stretches, bins, STRETCH=STRETCH, BINS=room, num_warps=4
+        labels, counts, count, groups, stretches, bins, STRETCH=stretch, BINS=room, num_warps=4
     )
     starts_kernel[(rows,)](counts, before, offsets, stretches, bins, BINS=room, num_warps=4)
     place_kernel[grid](
         labels, before, offsets, counts, order, count, groups, stretches, bins,
-        STRETCH=STRETCH, BLOCK=BLOCK, num_warps=4,
+        STRETCH=stretch, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     return order, offsets

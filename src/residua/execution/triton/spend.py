@@ -1,8 +1,5 @@
-"""The pair budget of every head: cells ranked once, then taken one after the other while they fit.
-
-`Backend.spend` says what is taken. One program walks the ranked cells of one head for one budget; it stops
-when the budget has overflown as often as the plain version looks again.
-"""
+"""The pair budget of every head: what cells are worth, which buckets of equal worth they fall into, and what
+their mass leaves out. `fill.py` then takes them."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -12,9 +9,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .fill import fill
 from .shapes import padded
+from .sort import sort_labels
 
-BLOCK = 1024  # ranked cells that are looked at together
+# Buckets of cells of nearly the same worth, the best first. Worth is the log of a share per key; around that
+# of a head without any preference, where budgets often end, buckets are narrow.
+BUCKETS = tl.constexpr(1023)
+NARROW, WIDE = tl.constexpr(256.0), tl.constexpr(16.0)  # per unit of the logarithm
+BEFORE, BEHIND = tl.constexpr(256), tl.constexpr(768)  # the narrow buckets lie between these
+STRETCH = 4096  # cells that one program sorts into buckets
+
+
+@triton.jit
+def bucket_of(worth, level):
+    """The bucket of a worth, rising as it falls; narrow within 1 of `level`."""
+    x = level - worth
+    near = BEFORE + (x + 1.0) * NARROW
+    far = tl.where(x < 0.0, BEFORE + (x + 1.0) * WIDE, BEHIND + (x - 1.0) * WIDE)
+    place = tl.floor(tl.where(tl.abs(x) < 1.0, near, far))
+    return tl.minimum(tl.maximum(place, 0.0), BUCKETS - 1.0).to(tl.int32)
 
 
 @triton.jit
@@ -22,7 +36,8 @@ def worth_kernel(
     MASS,  # [B, H, CQ, CK] fp32 strided over the last dimension only: log of the mass, or of its share
     QUERY_SIZES,  # [B, H, CQ] int64
     KV_SIZES,  # [B, H, >= CK] int64
-    WORTH,  # [B, H, CQ, free] fp32: share per pair
+    WORTH,  # [B, H, CQ, free] fp32: log of the share per key
+    BUCKET,  # [B, H, CQ, free] int16
     BEST,  # [B, H, CQ] int32: the best cell of every query group
     CELLS,  # [n, B, H, CQ, free] uint8: what is kept whatever it costs
     CQ,
@@ -53,6 +68,11 @@ def worth_kernel(
         peak = tl.max(top, 0)
         safe = tl.where(peak == -float("inf"), 0.0, peak)
         base = safe + tl.log(tl.sum(total * tl.exp(top - safe), 0))
+    all_keys = tl.zeros([], tl.int64)
+    for first in range(0, free, BC):
+        ids = first + tl.arange(0, BC)
+        all_keys += tl.sum(tl.load(KV_SIZES + head * ss + ids, mask=ids < free, other=0), 0)
+    level = -tl.log(tl.maximum(all_keys, 1).to(tl.float32))
     best = tl.full([BC], -float("inf"), tl.float32)
     place = tl.zeros([BC], tl.int32)
     for first in range(0, free, BC):
@@ -70,6 +90,7 @@ def worth_kernel(
         worth = tl.where(worth == worth, worth, float("inf"))  # NaN comes first: it must reach the output
         worth = tl.where(occupied, worth, -float("inf"))
         tl.store(WORTH + row * free + ids, worth, mask=here)
+        tl.store(BUCKET + row * free + ids, bucket_of(worth, level).to(tl.int16), mask=here)
         better = worth > best
         best = tl.where(better, worth, best)
         place = tl.where(better, ids, place)
@@ -102,65 +123,6 @@ def missed_kernel(
         tl.store(OUT + n * rows + row, tl.sum(tl.where(kept, 0.0, weight), 0) / total)
 
 
-@triton.jit
-def fill_kernel(
-    ORDER,  # [B, H, CQ * CK] int64: cells, best first
-    BEST,  # [B, H, CQ] int32
-    QUERY_SIZES,  # [B, H, CQ] int64
-    KV_SIZES,  # [B, H, >= CK] int64
-    BUDGETS,  # [n, B, H] int64
-    CELLS,  # [n, B, H, CQ, CK] uint8, written to where a cell is taken
-    heads,  # B * H
-    CQ,
-    CK,
-    ss,  # step from one head of KV_SIZES to the next
-    passes,
-    BC: tl.constexpr,
-    BQ: tl.constexpr,
-):
-    pid = tl.program_id(0).to(tl.int64)
-    head = pid % heads
-    count = CQ * CK
-    ORDER += head * count
-    BEST += head * CQ
-    QUERY_SIZES += head * CQ
-    KV_SIZES += head * ss
-    CELLS += pid * count
-    left = tl.load(BUDGETS + pid)
-    for first in range(0, CQ, BQ):
-        groups = first + tl.arange(0, BQ)
-        rows = tl.load(QUERY_SIZES + groups, mask=groups < CQ, other=0)
-        best = tl.load(BEST + groups, mask=groups < CQ, other=0)
-        cost = rows * tl.load(KV_SIZES + best, mask=groups < CQ, other=0)
-        tl.store(
-            CELLS + groups.to(tl.int64) * CK + best, (cost > 0).to(tl.uint8), mask=(groups < CQ) & (cost > 0)
-        )
-        left -= tl.sum(cost, 0)
-    spent = tl.zeros([], tl.int64)  # in this pass
-    first = tl.zeros([], tl.int32)
-    while (first < count) & (passes > 0):
-        ids = first + tl.arange(0, BC)
-        cell = tl.load(ORDER + ids, mask=ids < count, other=0)
-        group = cell // CK
-        column = cell % CK
-        cost = tl.load(QUERY_SIZES + group) * tl.load(KV_SIZES + column)
-        free = (ids < count) & (cost > 0) & (tl.load(BEST + group) != column)
-        # a cell that does not fit is passed over, so that one huge cell does not end the spending
-        fits = free & (cost <= left)
-        running = spent + tl.cumsum(tl.where(fits, cost, 0), 0)
-        over = fits & (running > left)
-        stop = tl.min(tl.where(over, ids, first + BC), 0)
-        taken = fits & (ids < stop)
-        tl.store(CELLS + cell, taken.to(tl.uint8), mask=taken)
-        spent += tl.sum(tl.where(taken, cost, 0), 0)
-        # where the budget overflows a new pass begins, with what is left
-        overflow = stop < first + BC
-        left = tl.where(overflow, left - spent, left)
-        spent = tl.where(overflow, 0, spent)
-        passes -= overflow.to(tl.int32)
-        first = stop
-
-
 def spend(
     log_mass: Tensor,
     query_sizes: Tensor,
@@ -181,28 +143,15 @@ def spend(
     mass = log_mass if _steady(log_mass) else log_mass.contiguous()
     query_sizes, kv_sizes = query_sizes.contiguous(), kv_sizes.contiguous()
     worth = torch.empty(batch, heads, cq, free, dtype=torch.float32, device=device)
+    bucket = torch.empty(batch, heads, cq, free, dtype=torch.int16, device=device)
     best = torch.empty(batch, heads, cq, dtype=torch.int32, device=device)
     worth_kernel[(batch * heads * cq,)](
-        mass, query_sizes, kv_sizes, worth, best, cells, cq, ck, free, mass.stride(2), kv_sizes.shape[-1],
-        number, batch * heads * cq * free, BC=min(1024, padded(ck)), SHARES=shares, num_warps=4,
+        mass, query_sizes, kv_sizes, worth, bucket, best, cells, cq, ck, free, mass.stride(2),
+        kv_sizes.shape[-1], number, batch * heads * cq * free, BC=min(1024, padded(ck)), SHARES=shares,
+        num_warps=4,
     )  # fmt: skip
-    order = worth.flatten(2).sort(dim=-1, descending=True, stable=True).indices
-    fill_kernel[(number * batch * heads,)](
-        order,
-        best,
-        query_sizes,
-        kv_sizes,
-        budgets.contiguous(),
-        cells,
-        batch * heads,
-        cq,
-        free,
-        kv_sizes.shape[-1],
-        passes,
-        BC=BLOCK,
-        BQ=min(1024, padded(cq)),
-        num_warps=8,
-    )
+    order, starts = sort_labels(bucket.view(batch * heads, -1), BUCKETS.value, STRETCH, torch.int32)
+    fill(order, starts, bucket, worth, best, query_sizes, kv_sizes, budgets.contiguous(), cells, passes)
     return cells.view(torch.bool)
 
 

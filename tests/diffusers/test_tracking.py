@@ -154,3 +154,38 @@ def test_samplers_that_ask_twice_in_a_step_are_not_taken_for_it(caplog):
     loop = Loop(scheduler)
     assert [loop.at(torch.tensor([900]), "cond")[0] for _ in range(3)] == [3, 3, 3]
     assert not caplog.records
+
+
+@pytest.mark.parametrize("left_at", [10, 4])
+def test_a_scheduler_left_over_from_another_pipeline(left_at, caplog):
+    """`from_pipe` shares the transformer; if the new pipeline gets a scheduler of its own, ours stays where its
+    last run ended, or was interrupted."""
+    scheduler = SimpleNamespace(step_index=None, timesteps=torch.arange(10, 0, -1))
+    loop = Loop(scheduler)
+    for step in range(3):
+        loop.at(torch.tensor([10 - step]), "cond")
+        scheduler.step_index = step + 1
+    scheduler.step_index = left_at
+    loop.tracker.forget()
+    assert [loop.at(torch.tensor([value]), "cond")[0] for value in (999, 600, 300, 999)] == [0, 1, 2, 0]
+    assert len(caplog.records) == 1 and "does not move" in caplog.text
+    scheduler.timesteps, scheduler.step_index = torch.arange(20, 0, -1), None  # it runs again itself
+    for step in range(3):
+        assert loop.at(torch.tensor([20 - step]), "cond")[0] == step
+        scheduler.step_index = step + 1
+    assert len(caplog.records) == 1
+
+
+def test_a_scheduler_that_is_used_up_before_the_first_run_seen(caplog):
+    loop = Loop(SimpleNamespace(step_index=10, timesteps=torch.arange(10)))
+    assert [loop.at(torch.tensor([value]), "cond")[0] for value in (900, 900, 600)] == [0, 0, 1]
+    assert "does not move" in caplog.text
+
+
+def test_a_reset_in_the_middle_of_a_run_keeps_the_place(caplog):
+    scheduler = SimpleNamespace(step_index=2, timesteps=torch.tensor([9.0, 8.0, 7.0, 6.0]))
+    loop = Loop(scheduler)
+    loop.at(torch.tensor([7.0]), "cond")
+    scheduler.step_index = 3
+    loop.tracker.forget()
+    assert loop.at(torch.tensor([6.0]), "cond")[0] == 3 and not caplog.records

@@ -67,10 +67,12 @@ class Tracker:
         schedule = getattr(self._scheduler(), "timesteps", None)
         # set_timesteps makes a new tensor; holding the old one prevents its id from being reused.
         if schedule is not self._schedule:
-            self._stands_still = False
             self._begin(schedule)
+            self._leave_to_timesteps(self._is_used_up())
         elif self.step < 0:
+            # The same schedule in a new run: another pipeline with another scheduler may share the transformer.
             self._begin(schedule)
+            self._leave_to_timesteps(self._is_used_up() or not self._is_due(timestep))
         step = self._locate(timestep)
         if step < self.step:
             self._begin(schedule)
@@ -115,12 +117,29 @@ class Tracker:
         before, now = torch.as_tensor(self._timestep), torch.as_tensor(timestep)
         return before.shape != now.shape or not torch.equal(before, now.to(before.device))
 
+    def _is_used_up(self) -> bool:
+        """Whether the scheduler has taken its last step, so that it does not drive this run."""
+        index = getattr(self._scheduler(), "step_index", None)
+        return index is not None and self._schedule is not None and int(index) >= len(self._schedule)
+
+    def _is_due(self, timestep: Any) -> bool:
+        """Whether a timestep is the one that the scheduler is at. Waits for the device."""
+        index = getattr(self._scheduler(), "step_index", None)
+        if index is None or self._schedule is None or timestep is None:
+            return True
+        now = torch.as_tensor(timestep)
+        return bool((now == torch.as_tensor(self._schedule[int(index)]).to(now)).all())
+
+    def _leave_to_timesteps(self, stands_still: bool) -> None:
+        if stands_still and not self._stands_still:
+            logger.warning(
+                "the scheduler does not move while the transformer runs: steps are counted from the "
+                "timesteps. If another scheduler drives it, pass that one as scheduler="
+            )
+        self._stands_still = stands_still
+
     def _follow_timesteps(self, timestep: Any) -> int:
-        self._stands_still = True
-        logger.warning(
-            "the scheduler does not move while the transformer runs: steps are counted from the timesteps. "
-            "If another scheduler drives it, pass that one as scheduler="
-        )
+        self._leave_to_timesteps(True)
         self.step, self._changes = 0, 0  # everything before was the first step
         self._timestep = torch.as_tensor(self._timestep).detach().clone()
         return self._count(timestep)

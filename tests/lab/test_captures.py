@@ -75,6 +75,19 @@ def test_a_folder_of_another_run_is_refused(tmp_path, model, run):
         CaptureWriter(written(tmp_path / "c"), model, run=run)
 
 
+def test_two_writers_of_one_folder_keep_each_other_s_calls(tmp_path):
+    first, second = CaptureWriter(tmp_path, "a model"), CaptureWriter(tmp_path, "a model")
+    q = torch.randn(8, 4)
+    for layer in range(3):
+        assert first.add(q, q, q, layer=layer, head=0) and second.add(q, q, q, layer=layer, head=1)
+    assert not first.add(q, q, q, layer=2, head=1) and first.has(2, 1, None, "")
+    assert len(read_captures(tmp_path)) == len(first) == 6 and first.bytes > 6 * 3 * 8 * 4 * 2
+    other = CaptureWriter(tmp_path / "new", "a model")
+    CaptureWriter(tmp_path / "new", "another model").add(q, q, q, layer=0, head=0)
+    with pytest.raises(InputError, match="another model"):
+        other.add(q, q, q, layer=1, head=0)
+
+
 def test_a_folder_with_other_files_is_refused_and_clearing_spares_them(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="no manifest"):

@@ -86,12 +86,14 @@ class Recorder:
         q, k, v = qkv
         shared = head * k.shape[2] // q.shape[2]
         rows = q[element, :, head], k[element, :, shared], v[element, :, shared]
-        self.full = not self.writer.add(
+        added = self.writer.add(
             rows[0] if place.queries is None else rows[0][place.queries],
             *(x if place.keys is None else x[place.keys] for x in rows[1:]),
             layer=site.layer, head=head, step=site.step, branch=branch, grid=place.grid, scale=scale,
             text=place.text or None, text_queries=place.text_queries or None,
         )  # fmt: skip
+        # otherwise another process has recorded it meanwhile
+        self.full = not added and not self.writer.has(site.layer, head, site.step, branch)
         if self.progress is not None:
             self.progress(len(self.writer))
 

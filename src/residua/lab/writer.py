@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ class CaptureWriter:
     """Adds calls to a folder and updates the manifest after each, so that an interrupted run can continue.
 
     `run` says what was generated; a folder of another model or run is refused. `limit_bytes` limits the
-    tensors of the whole folder.
+    tensors of the whole folder. Several processes may add to one folder, for example different layers.
     """
 
     def __init__(
@@ -40,18 +42,23 @@ class CaptureWriter:
         }  # fmt: skip
         if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise InputError(f"{self.folder} is a link or a file: give a folder")
-        if (self.folder / MANIFEST).exists():
-            self._resume()
-        elif self.folder.is_dir() and any(self.folder.iterdir()):
-            raise InputError(f"{self.folder} holds files and no {MANIFEST}: choose a new folder")
+        self._known: set[Any] = set()
+        self._seen: tuple[int, ...] = ()  # the manifest that we know
+        self.bytes = 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._known = {entry_key(entry) for entry in self._manifest["calls"]}
-        self.bytes = (
-            sum(call.path.stat().st_size for call in read_captures(self.folder)) if self._known else 0
-        )
+        with alone_in(self.folder):
+            if (self.folder / MANIFEST).exists():
+                self._resume()
+            elif any(self.folder.iterdir()):
+                raise InputError(f"{self.folder} holds files and no {MANIFEST}: choose a new folder")
 
     def _resume(self) -> None:
+        """Takes over what the folder holds: from an earlier run, or from another process meanwhile."""
+        seen = _stamp(self.folder / MANIFEST)
+        if seen == self._seen:
+            return
         found = read_manifest(self.folder)
+        self._seen = seen
         if not found["calls"]:  # a run that was interrupted before its first call: nothing to keep
             return
         for name in ("model", "run"):
@@ -61,6 +68,8 @@ class CaptureWriter:
                     f"{self._manifest[name]!r}): choose another folder, or repeat the same run"
                 )
         self._manifest = found
+        self._known = {entry_key(entry) for entry in found["calls"]}
+        self.bytes = sum(call.path.stat().st_size for call in read_captures(self.folder))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -86,9 +95,6 @@ class CaptureWriter:
         """Writes one head: q [Nq, D], k [Nk, D], v [Nk, Dv]. False if it exists already or would exceed the
         limit."""
         tensors = {name: _compact(x) for name, x in zip("qkv", (q, k, v), strict=True)}
-        size = sum(x.numel() * x.element_size() for x in tensors.values())
-        if self.has(layer, head, step, branch) or self.bytes + size > self.limit_bytes:
-            return False
         safe = re.sub(r"[^A-Za-z0-9]+", "-", f"{layer}"), re.sub(r"[^A-Za-z0-9]+", "-", branch)
         entry = {
             "file": f"L{safe[0]}_H{head}_S{step}_{safe[1] or 'all'}.safetensors",
@@ -98,16 +104,43 @@ class CaptureWriter:
             "text": None if text is None else [list(pair) for pair in text],
             "text_queries": None if text_queries is None else [list(pair) for pair in text_queries],
         }  # fmt: skip
+        with alone_in(self.folder):
+            return self._add(entry, tensors)
+
+    def _add(self, entry: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+        if (self.folder / MANIFEST).exists():
+            self._resume()
+        size = sum(x.numel() * x.element_size() for x in tensors.values())
+        if entry_key(entry) in self._known or self.bytes + size > self.limit_bytes:
+            return False
         if not self._known:
             # First: a folder with a call and no manifest would be taken for somebody else's.
             _write_manifest(self.folder, self._manifest)
         _replace(self.folder / str(entry["file"]), lambda path: save_file(tensors, path))
         more = {**self._manifest, "calls": [*self._manifest["calls"], entry]}
         _write_manifest(self.folder, more)
-        self._manifest = more
+        self._manifest, self._seen = more, _stamp(self.folder / MANIFEST)
         self._known.add(entry_key(entry))
         self.bytes += size
         return True
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other processes from adding to the folder meanwhile, where the system can lock one (not on
+    Windows, nor on some network file systems: there only one process may)."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock
 
 
 def clear_capture(folder: Path) -> None:
@@ -126,6 +159,12 @@ def clear_capture(folder: Path) -> None:
 def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
     text = json_text.dumps(manifest, indent=1) + "\n"
     _replace(folder / MANIFEST, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Tells a manifest from the next one, which is another file."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _compact(x: Tensor) -> Tensor:

@@ -131,8 +131,8 @@ class Reconstruction:
         return {"routing": grouped.routing_cost.at(grouped.keys).expand_as(grouped.allowed)}
 
     def min_density(self, grouped: GroupedCall) -> Tensor:
-        """The density of the pairs that may be skipped below which a budget leaves this reconstruction nothing
-        to work with.  # [B, 1]"""
+        """The density, of the pairs that may be skipped, below which a budget leaves this reconstruction
+        nothing to work with.  # [B, 1]"""
         return torch.zeros_like(grouped.keys)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:

@@ -177,7 +177,8 @@ class Receipt:
         told = {
             Choice.PLAIN: "run without a summary of what they skip: they are so concentrated, or the call so "
             "short, that its cost is better spent on pairs",
-            Choice.DENSE: "ran dense: with all that they may spend their estimated error is above max_error",
+            Choice.DENSE: "ran dense: their estimated error is above max_error with all they may spend, or "
+            "far above it",
         }
         total = sum(self.chosen.values())
         return tuple(

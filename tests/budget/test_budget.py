@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from making import grouped_call
 from oracle import masked_attention, normal, qkv, small, worst
 
 from residua import Config, InputError, State, attention
@@ -13,6 +14,8 @@ from residua.budget import bounded
 from residua.budget.bounded import MAX_STEP, POWER, SHARE
 from residua.held import beside_held, without_held
 from residua.inputs import validate
+from residua.reconstruction import Anchored
+from residua.reconstruction.summarised import MIN_BUDGET
 
 DENSITY = 0.6
 
@@ -41,8 +44,8 @@ def budgets(*shape, seed, low=0.02, high=0.9):
 def test_under_a_bound_a_budget_follows_the_error_at_the_ceiling(seed, bound):
     config = small(density=0.5, max_error=bound)
     spent, error = budgets(1, 5, seed=seed, high=0.5), budgets(1, 5, seed=seed + 1, low=1e-4)
-    dense, least = torch.zeros(1, 5, dtype=torch.bool), torch.tensor(0.01).double()
-    found = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
+    least = torch.tensor(0.01).double()
+    found = bounded.next_budget(spent, error, least, ceiling=0.5, bound=config.max_error)
     assert ((found <= 0.5) & (found >= 0.01)).all()
     ratio = found / spent
     assert ((ratio <= MAX_STEP + 1e-9) & (ratio >= 1 / MAX_STEP - 1e-9)).all()
@@ -56,22 +59,21 @@ def test_under_a_bound_a_budget_follows_the_error_at_the_ceiling(seed, bound):
 @pytest.mark.parametrize("at_ceiling", [0.001, 0.01, 0.05])
 def test_under_a_bound_a_steady_head_settles(at_ceiling):
     config = small(density=0.5, max_error=0.05)
-    dense, least = torch.zeros(1, 1, dtype=torch.bool), torch.tensor(0.01).double()
+    least = torch.tensor(0.01).double()
     spent = torch.full((1, 1), 0.5).double()
     for _ in range(12):
         error = at_ceiling * (0.5 / spent) ** POWER
-        spent = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
+        spent = bounded.next_budget(spent, error, least, ceiling=0.5, bound=config.max_error)
     assert float(spent) == pytest.approx(0.5 * (at_ceiling / 0.05) ** SHARE)
     assert float(at_ceiling * (0.5 / spent) ** POWER) <= 0.05 * (1 + 1e-9)
 
 
-def test_dense_heads_keep_the_ceiling_and_nan_asks_for_more():
-    config = small(density=0.5, max_error=0.1)
-    error = torch.tensor([[0.0, float("nan"), float("inf")]])
-    dense, least = torch.tensor([[True, False, False]]), torch.tensor(0.01).double()
-    spent = torch.full((1, 3), 0.1).double()
-    found = bounded.next_budget(spent, error, dense, least, ceiling=0.5, bound=config.max_error)
-    assert found.tolist() == [pytest.approx([0.5, 0.1 * MAX_STEP, 0.1 * MAX_STEP])]
+def test_a_head_above_the_bound_keeps_the_ceiling_and_nan_asks_for_more():
+    error = torch.tensor([[0.3, float("nan"), float("inf")]])
+    spent = torch.tensor([[0.5, 0.1, 0.1]]).double()
+    found = bounded.next_budget(spent, error, torch.tensor(0.01).double(), ceiling=0.5, bound=0.1)
+    assert found[0, 0] == 0.5
+    assert found[0, 1:].tolist() == pytest.approx([0.1 * MAX_STEP, 0.1 * MAX_STEP])
 
 
 def test_the_error_settles_below_the_bound_and_easy_heads_spend_less():
@@ -230,6 +232,19 @@ def test_a_budget_that_moves_is_for_what_may_be_skipped(settings, masked):
     assert held > 0.3
     assert costs[0] == pytest.approx(held + 0.3 * (1 - held), abs=0.03)
     assert all(held < cost <= held + 0.7 * (1 - held) for cost in costs[1:])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_least_useful_budget_is_of_what_may_be_skipped(masked):
+    """The work beside the pairs is paid from the same part of the call as the budget that moves."""
+    q, k, v = qkv(1, 2, 2, 400, 400)
+    mask = {"key_mask": (torch.arange(400) < 380)[None]} if masked else {}
+    text = {"pinned_keys": (300, 400), "exact_queries": (300, 400)}
+    keys = 380 if masked else 400
+    work = grouped_call(q, k, v, small(probes=16), **text, **mask)
+    cost = sum(part.at(float(keys)) for part in Anchored().summary_costs(work).values())
+    cost += work.routing_cost.at(float(keys)) + work.sizes.probes * keys
+    assert float(Anchored().min_density(work)) == pytest.approx(MIN_BUDGET * cost / (300 * 300))
 
 
 def test_a_fixed_budget_pays_for_text_too():

@@ -12,6 +12,7 @@ from residua import State, attention
 from residua.budget import SharedBudget
 from residua.budget.shared import POWERS, spread
 from residua.config import MAX_BALANCED_DENSITY
+from residua.reconstruction import Choice
 
 
 def heads(count, seed):
@@ -163,3 +164,15 @@ def test_a_guard_makes_a_hopeless_head_dense_and_counts_it():
         )
     assert receipt.chosen["dense"] == 2 and (receipt.allowed >= MAX_BALANCED_DENSITY).all()
     assert (out.double() - masked_attention(3 * q, k, v)[0]).norm() < 1e-5 * out.norm()
+
+
+@pytest.mark.parametrize("bound", [0.01, 0.02, 0.05, 0.07, 0.1, 0.13])
+def test_a_head_that_has_to_be_dense_stays_dense(bound):
+    """The same call in every step: a head must not be sparse again by a rounding error of its model."""
+    q, k, v = (normal(1, 2, 300, 16, seed=seed) for seed in range(3))
+    config, state = small(density=0.3, balance=True, max_error=bound), State()
+    dense = []
+    for _ in range(12):
+        _, receipt = attention(3 * q, k, v, config, state, return_receipt=True)
+        dense.append(receipt.choice_per_head == Choice.DENSE)
+    assert torch.stack(dense[4:]).all()

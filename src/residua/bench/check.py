@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..grouping.response import evenly_spaced
+from ..golden import spread_indices
 from ..types import MAX_BEND, Call, Route, SummaryKeys
 
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # against fp64, per row
@@ -23,7 +23,7 @@ def kernel_error(call: Call, route: Route, out: Tensor, summary: SummaryKeys | N
         out: [B, H, Nq, Dv], the kernel's output.
         summary: The summary keys that the rows saw.
     """
-    index = evenly_spaced(min(CHECK_ROWS, call.q.shape[2]), call.q.shape[2], call.q.device)
+    index = spread_indices(min(CHECK_ROWS, call.q.shape[2]), call.q.shape[2], call.q.device)
     errors = []
     for h in range(min(CHECK_HEADS, call.q.shape[1])):
         g = h // call.shares

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..config import Config
 from ..held import beside_held, with_text, without_held
-from ..reconstruction import Choice, GroupedCall, Reconstruction, Verdict
+from ..reconstruction import GroupedCall, Reconstruction, Verdict
 from ..state import State
 from ..types import Call, Probes
 from . import bounded
@@ -40,22 +40,18 @@ def allowance(call: Call, config: Config, state: State | None) -> Tensor:
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
     """Remembers what the next call of this layer may spend, if budgets depend on earlier calls."""
     call, config = grouped.call, grouped.config
-    if verdict.error is None or verdict.choice is None or not config.moves_budget:
+    error = verdict.sparse_error  # of dense heads too: whether they stay dense depends on it
+    if error is None or not config.moves_budget:
         return
     spent = without_held(call, grouped.allowed)
     floor = method.min_density(grouped).clamp(max=config.density)
-    dense = verdict.choice == Choice.DENSE
     budget = None
     if config.balance:
-        # a dense head's sparse error is unknown, so it keeps what was known before
         pairs = float(call.q.shape[2] * call.k.shape[2])
-        error = torch.where(dense, config.max_error or 1.0, verdict.error)
         state.shared.learn(state, spent, error, _output_norm(verdict.probes), floor, pairs)
     else:
         assert config.max_error is not None
-        budget = bounded.next_budget(
-            spent, verdict.error, dense, floor, ceiling=config.density, bound=config.max_error
-        )
+        budget = bounded.next_budget(spent, error, floor, ceiling=config.density, bound=config.max_error)
     state.remember_budget(call, config, budget)
 
 

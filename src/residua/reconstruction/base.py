@@ -78,6 +78,7 @@ class Verdict:
     probes: Probes | None = None
     choice: Tensor | None = None  # [B, H] int64 of `Choice`; None if heads have no choice
     error: Tensor | None = None  # [B, H] fp32, estimated before the kernel runs
+    sparse_error: Tensor | None = None  # [B, H] fp32, the same, but of dense heads as if they were not
     costs: Callable[[], Mapping[str, Tensor]] = dict  # [B, H] each: work of judging, in pairs; if asked
 
 
@@ -130,7 +131,8 @@ class Reconstruction:
         return {"routing": grouped.routing_cost.at(grouped.keys).expand_as(grouped.allowed)}
 
     def min_density(self, grouped: GroupedCall) -> Tensor:
-        """The density below which a budget leaves this reconstruction nothing to work with.  # [B, 1]"""
+        """The density, of the pairs that may be skipped, below which a budget leaves this reconstruction
+        nothing to work with.  # [B, 1]"""
         return torch.zeros_like(grouped.keys)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:

@@ -16,6 +16,9 @@ from .base import GroupedCall, Verdict
 # In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
 CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)
 HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must not decide
+# A head whose estimate is above the bound by more than this runs dense at once; one that is less far off may
+# only be badly estimated, and is given more in its next call.
+CLEARLY_ABOVE = 1.5
 
 
 def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor, policy: str) -> Verdict:
@@ -41,7 +44,10 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
     exact, *sparse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
     skipped = _summary_alone(grouped, rows, group, route.cells, summary)
     errors = backend.candidate_errors(rows, group, exact, (sparse[0], sparse[1]), skipped, summary.drift)
-    choice, error = choose(grouped, errors, weights, bare)
+    choice, sparse_error = choose(grouped, errors, weights, bare)
+    error = sparse_error
+    if grouped.config.max_error is not None:
+        error = torch.where(choice == Choice.DENSE, 0.0, sparse_error)
 
     def costs() -> dict[str, Tensor]:
         sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
@@ -49,11 +55,12 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
         share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
         return {"judging": share * (kept * sizes).sum((-2, -1)).double()}
 
-    return Verdict(route, summary, Probes(index, weights, exact), choice, error, costs)
+    return Verdict(route, summary, Probes(index, weights, exact), choice, error, sparse_error, costs)
 
 
 def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
-    """The best candidate of every head, and its error.
+    """The best candidate of every head, and its error; a head that runs dense keeps the error that the best
+    sparse candidate would have had.
 
     Args:
         grouped: The call.
@@ -67,10 +74,10 @@ def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) 
     best, error = grouped.backend.best_candidate(errors, weights, bare, HANDICAP)
     best = best + int(CANDIDATES[-len(errors)])  # from the place among the candidates to the `Choice`
     if grouped.config.max_error is not None:
-        # even with all that the head may spend it is too far off
+        bound = grouped.config.max_error
         most = beside_held(grouped.call, torch.full_like(grouped.allowed, grouped.config.ceiling))
-        dense = (error > grouped.config.max_error) & (grouped.allowed >= most)
-        best, error = torch.where(dense, int(Choice.DENSE), best), torch.where(dense, 0.0, error)
+        dense = (error > bound) & (grouped.allowed >= most) | (error > CLEARLY_ABOVE * bound)
+        best = torch.where(dense, int(Choice.DENSE), best)
     return best, error
 
 

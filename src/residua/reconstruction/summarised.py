@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..execution.backend import Backend
+from ..held import held_share
 from ..routing import cell_scores, group_worth, keep_all, keep_best, keep_best_each, pair_budget
 from ..types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import GroupedCall, Reconstruction, Routing, Verdict
@@ -139,7 +140,8 @@ class Summarised(Reconstruction):
         keys = grouped.keys
         cost = self.summary_cost(grouped).at(keys) + grouped.routing_cost.at(keys)
         cost = cost + grouped.sizes.probes * keys
-        return MIN_BUDGET * cost / (grouped.call.q.shape[2] * keys).clamp(min=1)
+        pairs = grouped.call.q.shape[2] * keys * (1 - held_share(grouped.call))
+        return MIN_BUDGET * cost / pairs.clamp(min=1)
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         return wide_enough(grouped.call.q.dtype)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import masked_attention, normal, small
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from residua import State, attention
 from residua.budget import SharedBudget
@@ -163,3 +164,15 @@ def test_a_guard_makes_a_hopeless_head_dense_and_counts_it():
         )
     assert receipt.chosen["dense"] == 2 and (receipt.allowed >= MAX_BALANCED_DENSITY).all()
     assert (out.double() - masked_attention(3 * q, k, v)[0]).norm() < 1e-5 * out.norm()
+
+
+def test_layers_on_several_gpus_share_a_budget():
+    """Of a model that is spread over them: every layer gets its part where it is."""
+    with FakeTensorMode():
+        budget, devices = SharedBudget(), {"first": "cuda:0", "second": "cuda:1"}
+        for owner, device in devices.items():
+            known = torch.full((1, 3), 0.1, dtype=torch.float64, device=device)
+            budget.learn(owner, known, known, known, known / 10, 1e6)
+        for owner, device in devices.items():
+            allowed = budget.allowance(owner, 0.1, 0.2)
+            assert allowed is not None and allowed.device == torch.device(device)

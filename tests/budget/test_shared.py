@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import masked_attention, normal, small
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from residua import State, attention
 from residua.budget import SharedBudget
@@ -176,3 +177,15 @@ def test_a_head_that_has_to_be_dense_stays_dense(bound):
         _, receipt = attention(3 * q, k, v, config, state, return_receipt=True)
         dense.append(receipt.choice_per_head == Choice.DENSE)
     assert torch.stack(dense[4:]).all()
+
+
+def test_layers_on_several_gpus_share_a_budget():
+    """Of a model that is spread over them: every layer gets its part where it is."""
+    with FakeTensorMode():
+        budget, devices = SharedBudget(), {"first": "cuda:0", "second": "cuda:1"}
+        for owner, device in devices.items():
+            known = torch.full((1, 3), 0.1, dtype=torch.float64, device=device)
+            budget.learn(owner, known, known, known, known / 10, 1e6)
+        for owner, device in devices.items():
+            allowed = budget.allowance(owner, 0.1, 0.2)
+            assert allowed is not None and allowed.device == torch.device(device)

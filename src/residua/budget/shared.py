@@ -111,12 +111,12 @@ class SharedBudget:
 
     def _solve(self, mean: float, max_error: float | None) -> dict[Hashable, Tensor]:
         models = list(self._models.values())
-        shapes = [model.density.shape for model in models]
+        home = models[0].density.device  # the layers of a large model may be on several GPUs
 
         def joined(name: str) -> Tensor:
-            return torch.cat([getattr(model, name).flatten() for model in models])
+            return torch.cat([getattr(model, name).to(home).flatten() for model in models])
 
-        share = torch.cat([torch.full_like(m.density, m.pairs).flatten() for m in models])
+        share = torch.cat([torch.full_like(m.density, m.pairs, device=home).flatten() for m in models])
         share = share / share.sum()  # a head's share of all pairs
         density = spread(
             joined("log_scale"), joined("power"), joined("norm"), joined("floor").clamp(max=mean), share, mean
@@ -124,9 +124,10 @@ class SharedBudget:
         if max_error is not None:
             log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))
-        parts = density.split([shape.numel() for shape in shapes])
+        parts = density.split([model.density.numel() for model in models])
         return {
-            owner: part.view(shape) for owner, part, shape in zip(self._models, parts, shapes, strict=True)
+            owner: part.view_as(model.density).to(model.density.device)
+            for (owner, model), part in zip(self._models.items(), parts, strict=True)
         }
 
 

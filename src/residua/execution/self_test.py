@@ -121,8 +121,8 @@ def first_use(backend: Backend, device: torch.device) -> str | None:
 
 
 def record(backend: Backend, device: torch.device, checks: Sequence[Check]) -> str | None:
-    """Stores the result; returns the reason against the backend, or None. Checks that ran out of memory are no
-    reason, and then nothing is stored."""
+    """Stores the result; returns the reason against the backend, or None. Checks that ran out of memory are
+    no reason, and then nothing is stored."""
     known = recall(device)
     failed = dict(known.get("failed", {}))
     passed = [name for name in known.get("passed", []) if name != backend.name]

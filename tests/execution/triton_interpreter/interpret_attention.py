@@ -17,10 +17,10 @@ from cases import (
     random_route,
 )
 
+from residua.bench.static.route import _runs, pack
 from residua.execution import plain
 from residua.execution.backend import Demand
 from residua.execution.triton import TritonBackend
-from residua.bench.static.route import _runs, pack
 from residua.execution.triton.constants import SPLIT_BITS, SPLIT_MASK
 from residua.execution.triton.drift import drift_rows
 from residua.execution.triton.rows import split_keys

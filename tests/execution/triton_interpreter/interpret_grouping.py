@@ -282,14 +282,13 @@ def test_a_budget_that_overflows_among_many_cells_of_the_same_worth(spread):
 
 def test_buckets_follow_worth():
     """All of them, from infinity to minus infinity, and around their borders."""
-    edges = torch.arange(-2048, 2049) / 128.0 - 9.0
-    log_share = torch.cat(
-        [torch.tensor([torch.nan, 40.0, -90.0, -torch.inf]), edges, edges + 1e-6, edges - 1e-6]
-    )
+    edges = torch.cat([torch.arange(-192, 193) / 128, torch.arange(-180, 180) / 8]) - 7.7  # about -log(count)
+    odd = torch.tensor([torch.nan, 40.0, -90.0, -torch.inf])
+    log_share = torch.cat([odd, edges, edges + 1e-6, edges - 1e-6])
     log_share = log_share[None, None, None]
     count = log_share.shape[-1]
     ones = torch.ones(1, 1, count, dtype=torch.long)
-    for budget in (1, 2, 700, count // 2, count - 1, count):
+    for budget in (1, 700, count // 2, count):
         given = (log_share, ones[..., :1], ones, torch.full((1, 1), budget))
         assert torch.equal(BACKEND.spend(*given), plain.spend(*given))
 

@@ -39,8 +39,8 @@ ASSUMPTIONS = (
     "nothing was run on a GPU: launches, bytes, memory and instructions are counted, times are computed",
     f"kernels that multiply take {STALL} x the ideal time; softmax arithmetic waits for the matrix "
     "instructions of its own block, and overlaps with those of other blocks on the processor",
-    f"{LAUNCH_US} us per kernel on the GPU; {HOST_US} us on the host per kernel of torch and {TRITON_HOST_US:g} "
-    "us per Triton launch; the host runs ahead",
+    f"{LAUNCH_US} us per kernel on the GPU; on the host, which runs ahead, {HOST_US} us per kernel of torch "
+    f"and {TRITON_HOST_US:g} us per Triton launch",
     "device memory is moved once per kernel and tensor",
     "the route is that of one head of a synthetic call of medium concentration",
     "the figures are those of a warm call that clusters its tokens; most calls keep the groups of the one "

@@ -21,7 +21,7 @@ NOTHING = tl.constexpr(-2139095041)  # minus infinity as such an integer
 
 @triton.jit
 def look_up(ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, ids, stop, CK, left, past_key, past_cell):
-    """The cells at places `ids` below `stop`: their number, their worth as an integer that orders like it, and
+    """The cells at places `ids` below `stop`: their number, their worth as an integer of the same order, and
     what they cost; 0 for those that cannot be taken, because they do not fit into `left`, or are taken as the
     best of their row, or come before the cell up to which all is decided."""
     here = ids < stop
@@ -112,7 +112,7 @@ def fill_kernel(
             least = tl.where(cost > 0, key, 2147483647)
             most = tl.where(cost > 0, key, -2147483648)
             for place in range(start + BC, stop, BC):
-                other_cell, other_key, other_cost = look_up(
+                _seat, other_key, other_cost = look_up(
                     ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop, CK, left,
                     past_key, past_cell,
                 )  # fmt: skip
@@ -125,7 +125,7 @@ def fill_kernel(
                 middle = (low + high) // 2
                 sums = tl.where(key >= middle, cost, 0)
                 for place in range(start + BC, stop, BC):
-                    other_cell, other_key, other_cost = look_up(
+                    _seat, other_key, other_cost = look_up(
                         ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop, CK, left,
                         past_key, past_cell,
                     )  # fmt: skip

@@ -51,8 +51,8 @@ class TileSchedule:
 
 
 def key_room(keys: int, groups: int, tile_keys: int) -> int:
-    """Tiles that a query group can need at most. Two runs end in every cut tile but the last, so there are few
-    of them."""
+    """Tiles that a query group can need at most. Two runs end in every cut tile but the last, so there are
+    few of them."""
     return cdiv(keys, tile_keys) + cdiv(cdiv(groups, 2), 2) + 1
 
 

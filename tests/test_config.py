@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 
 import pytest
@@ -63,6 +64,9 @@ def test_round_trip_through_a_dict():
 def test_unknown_names_are_refused_and_listed():
     with pytest.raises(InputError, match=r"densty.*Config has: density"):
         Config.from_dict({"densty": 0.3})
+    with pytest.raises(InputError, match=r"densty.*did you mean 'density'\?"):
+        Config(densty=0.3)
+    assert list(inspect.signature(Config).parameters) == [field.name for field in dataclasses.fields(Config)]
 
 
 def test_replace_validates_again():
@@ -112,6 +116,8 @@ def test_files_that_cannot_be_a_config_are_refused(tmp_path):
 def test_a_renamed_setting_names_the_new_one(old, new):
     with pytest.raises(InputError, match=rf"Config\.{old} is now called {new}"):
         Config.from_dict({old: 8})
+    with pytest.raises(InputError, match=rf"Config\.{old} is now called {new}"):
+        Config(**{old: 8})
 
 
 def test_a_percentage_is_recognised():

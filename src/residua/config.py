@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import InputError
 from .spelling import did_you_mean
@@ -25,7 +26,23 @@ MAX_BALANCED_DENSITY = 0.6
 # Settings that had another name, and the name they have now.
 RENAMED = {"repair": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
 
+Kind = TypeVar("Kind", bound=type)
 
+
+def _names_checked(kind: Kind) -> Kind:
+    """Lets a dataclass refuse a name that it does not have with the right one; its own error has no hint."""
+    init = kind.__init__
+
+    @functools.wraps(init)  # keeps the signature for help and editors
+    def checked(self: object, *settings: Any, **named: Any) -> None:
+        _refuse_unknown(kind, named)
+        init(self, *settings, **named)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
+
+
+@_names_checked
 @dataclass(frozen=True)
 class Config:
     """How a call is approximated. `Config()` is what we recommend; `Config.paper()` is the paper's method.
@@ -252,14 +269,7 @@ class Config:
         Returns:
             A Config.
         """
-        known = [f.name for f in dataclasses.fields(cls)]
-        unknown = sorted(str(name) for name in settings if name not in known)
-        for name in unknown:
-            if name in RENAMED:
-                raise InputError(f"Config.{name} is now called {RENAMED[name]}")
-        if unknown:
-            hint = did_you_mean(unknown[0], known)
-            raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}{hint}")
+        _refuse_unknown(cls, settings)
         return cls(**settings)
 
     @classmethod
@@ -277,6 +287,17 @@ class Config:
         if not isinstance(table, dict):
             raise InputError(f"{path}: `residua` is {type(table).__name__}; wanted a table [residua]")
         return cls.from_dict(table)
+
+
+def _refuse_unknown(kind: Any, settings: Mapping[str, Any]) -> None:
+    known = [f.name for f in dataclasses.fields(kind)]
+    unknown = sorted(str(name) for name in settings if name not in known)
+    for name in unknown:
+        if name in RENAMED:
+            raise InputError(f"Config.{name} is now called {RENAMED[name]}")
+    if unknown:
+        hint = did_you_mean(unknown[0], known)
+        raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}{hint}")
 
 
 def _number(

@@ -24,15 +24,18 @@ def entries() -> Iterator[tuple[str, str]]:
 
 
 def nodes(name: str) -> list[ast.stmt]:
-    """The definition of that name; of a module, all that it defines."""
+    """The definition of that name, also where a package only imports it; of a module, all that it defines."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         path = ROOT.joinpath("src", *parts[:length])
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if file.exists():
-            body = ast.parse(file.read_text()).body
-            wanted = parts[length:]
-            return [node for node in body if not wanted or getattr(node, "name", None) == wanted[0]]
+        if not file.exists():
+            continue
+        body, wanted = ast.parse(file.read_text()).body, parts[length:]
+        for node in body if wanted else []:
+            if isinstance(node, ast.ImportFrom) and wanted[0] in [each.name for each in node.names]:
+                return nodes(".".join([*parts[:length], node.module or "", wanted[0]]))
+        return [node for node in body if not wanted or getattr(node, "name", None) == wanted[0]]
     raise AssertionError(f"{name} is nowhere under src/")
 
 

@@ -49,8 +49,8 @@ def _speed_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
         tokens = [row["task"]["tokens"] for row in line]
         axes.plot(tokens, [row["speedup"] for row in line], "o-", color=colour, label=f"density {density:g}")
         axes.axhline(1 / density, color=colour, linestyle=":", linewidth=1.2)
-        axes.annotate(f"limit {1 / density:.2f}x", (tokens[0], 1 / density), (2, 3),
-                      textcoords="offset points", color=colour, fontsize=8)  # fmt: skip
+        axes.annotate(f"limit {1 / density:.2f}x", (tokens[-1], 1 / density), (-2, 3),
+                      textcoords="offset points", ha="right", color=colour, fontsize=8)  # fmt: skip
     axes.axhline(1, color=INK, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({row["task"]["tokens"] for row in rows}))

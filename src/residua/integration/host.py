@@ -263,7 +263,14 @@ class HostAttention:
         return self._states[layer, branch]
 
     def branches_of(self, layer: int) -> dict[str, Any]:
-        """What a layer carries, by guidance branch."""
+        """What a layer carries from step to step.
+
+        Args:
+            layer: Its number.
+
+        Returns:
+            States by guidance branch.
+        """
         return {branch: state for (number, branch), state in self._states.items() if number == layer}
 
     def settings_dict(self) -> dict[str, Any]:

@@ -120,7 +120,15 @@ class Report:
         return headline(self)
 
     def view(self, per: Per = "layer", full: bool = False) -> Report:
-        """The same report, shown by layer, step or branch; `full` shows every row instead of the worst 8."""
+        """The same report with other rows.
+
+        Args:
+            per: "layer", "step" or "branch".
+            full: Whether every row is shown, or the 8 layers with the largest error.
+
+        Returns:
+            A report.
+        """
         if per not in PER:
             raise InputError(f"per={per!r}: wanted one of {', '.join(map(repr, PER))}")
         return replace(self, per=per, full=full)
@@ -130,12 +138,22 @@ class Report:
         return {**asdict(self), "headline": self.headline}
 
     def to_json(self, indent: int | None = 2) -> str:
-        """Everything as JSON."""
+        """Everything as JSON.
+
+        Args:
+            indent: Spaces per level; None: one line.
+
+        Returns:
+            The text of `to_dict`.
+        """
         return json_text.dumps(self.to_dict(), indent=indent)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the report, whole or not at all: `.html` is a page that needs no other file, `.json` has
-        everything, `.txt` is the table.
+        """Writes the report, whole or not at all.
+
+        Args:
+            path: Ends in `.html` (a page that needs no other file), `.json` (everything) or `.txt` (the
+                table).
 
         Returns:
             The path that was written.
@@ -175,6 +193,9 @@ def make_report(hosts: Sequence[HostAttention], notes: Iterable[str] = ()) -> Re
     Args:
         hosts: One per transformer.
         notes: Sentences to add at the end of the report.
+
+    Returns:
+        One report for all of them.
     """
     for host in hosts:
         host.read()

@@ -87,8 +87,19 @@ def make_settings(
     method: str | None = None,
 ) -> Settings:
     """Checks what the user asked for. Without `density`, `config`, `quality` and `method` it is the default
-    quality. Only the paper's method and the methods of others keep the first steps and layers of the family's
-    preset dense; Residua decides by its error estimate.
+    quality. Only the paper's method and the methods of others keep the first steps and layers of the
+    family's preset dense; Residua decides by its error estimate.
+
+    Args:
+        preset: The values of the model's family.
+        density: Share of dense attention that every head may spend.
+        config: All settings of the method.
+        dense_steps: First steps that stay dense: a whole number, or a share below 1.
+        dense_layers: First layers that stay dense, in the same form.
+        layers: The only layers that are sparse, by number or by name with wild cards; None: all.
+        min_tokens: Calls with fewer video tokens stay dense; None: by the device.
+        quality: "faithful", "balanced" or "fast".
+        method: Another method by name, such as "paper".
 
     Returns:
         The settings; `InputError` names an argument that is not valid.

@@ -44,6 +44,7 @@ class Site:
 
     @property
     def branches(self) -> tuple[str, ...]:
+        """The guidance branches that the batch holds."""
         return self.branch if isinstance(self.branch, tuple) else (self.branch,)
 
     @property
@@ -53,14 +54,27 @@ class Site:
 
     @property
     def label(self) -> str:
+        """The layer's name in messages and in the report."""
         return self.name or f"layer {self.layer}"
 
     def video_tokens(self, queries: int) -> int:
-        """How many of the call's query rows are video."""
+        """How many of the call's query rows are video.
+
+        Args:
+            queries: Query rows of the call.
+
+        Returns:
+            Their number.
+        """
         return queries - sum(stop - start for start, stop in self.text_queries)
 
     def check(self, q: Tensor, k: Tensor) -> None:
-        """Raises InputError if the site contradicts the tensors q [B, H, Nq, D] and k [B, Hkv, Nk, D]."""
+        """Raises InputError if the site contradicts the tensors.
+
+        Args:
+            q: [B, H, Nq, D].
+            k: [B, Hkv, Nk, D].
+        """
         if q.shape[0] % len(self.branches):
             raise InputError(
                 f"{self.label}: a batch of {q.shape[0]} for {len(self.branches)} branches {self.branches}; "

@@ -233,22 +233,6 @@ def test_a_model_wrapped_by_peft(tiny, scheduler, denoise, speed_up):
     assert not model._forward_pre_hooks
 
 
-def test_the_controlnet_of_cosmos_transfer(tiny, scheduler, speed_up):
-    tiny.need("CosmosControlNetModel")
-    import diffusers
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = diffusers.CosmosControlNetModel(
-            n_controlnet_blocks=2, in_channels=6, latent_channels=7, model_channels=32, num_attention_heads=2,
-            attention_head_dim=16, mlp_ratio=1.0, text_embed_dim=16, adaln_lora_dim=4, patch_size=(1, 2, 2),
-            max_size=(4, 16, 16), rope_scale=(1.0, 1.0, 1.0),
-        ).eval()  # fmt: skip
-    handle = speed_up(model, scheduler=scheduler, dense_steps=0)
-    names = [layer.name for layer in handle.attachments[0].layers]
-    assert names == ["control_blocks.0.attn1", "control_blocks.1.attn1"]
-
-
 def test_the_grid_of_ltx_with_conditions(tiny, scheduler, denoise, speed_up):
     """The conditioning pipeline gives coordinates instead of sizes."""
     model, inputs = tiny.build("ltx")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from residua import Config, InputError, IntegrationError, accelerate
-from residua.diffusers import Report
+from residua.diffusers import Report, attached
 from residua.diffusers.families import base
+from residua.diffusers.families.generic import Generic
 
 BOUND = Config(
     query_groups=8, kv_groups=24, probes=6, kmeans_cold=4, metric_rows=64, key_rank=8, query_rank=8,
@@ -109,3 +112,34 @@ def test_a_model_with_block_masks_of_its_own_is_refused(tiny):
         )
     with pytest.raises(IntegrationError, match="block masks of its own"):
         accelerate(model, steps=4, **FREELY)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ({"encoder_hidden_states": torch.zeros(2, 8, 16)}, 8),
+        ({"encoder_hidden_states": [torch.zeros(5, 16), torch.zeros(3, 16)]}, 8),
+        ({"encoder_hidden_states": torch.zeros(2, 8, 3, 16)}, 8),  # Krea 2: the layers of its text encoder
+        ({"encoder_hidden_states": torch.zeros(2, 3, 8, 16)}, 8),  # Bria Fibo 2
+        (
+            {
+                "encoder_hidden_states": torch.zeros(2, 8, 16),
+                "encoder_hidden_states_2": torch.zeros(2, 4, 16),
+            },
+            12,
+        ),
+        ({"text_bth": torch.zeros(2, 8, 16)}, 8),  # Ernie-Image
+        ({}, 0),
+    ],
+)
+def test_how_many_tokens_are_text(inputs, text):
+    assert Generic().layout(None, inputs) == text
+
+
+def test_a_second_transformer_of_the_same_kind_is_attached_too(tiny, scheduler):
+    """Ideogram 4 has one for the unconditional branch."""
+    parts = {name: tiny.build("flux")[0] for name in ("transformer", "unconditional_transformer")}
+    pipe = SimpleNamespace(components=parts, scheduler=scheduler)
+    with accelerate(pipe, **FREELY) as handle:
+        assert [item.name for item in handle.attachments] == list(parts)
+        assert [item.name for item in attached(pipe).attachments] == list(parts)

@@ -7,7 +7,7 @@ import torch
 from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig
 from diffusers.hooks import apply_group_offloading
 
-from residua import InputError
+from residua import InputError, IntegrationError
 
 CPU = torch.device("cpu")
 EXPECTED = [(6, 4, {"first steps": 2})] * 3
@@ -253,6 +253,27 @@ def test_perturbed_attention_guidance_is_left_to_diffusers(tiny, scheduler, deno
     assert second.sparse == 6
     largest = perturbed.abs().max()
     assert (out - perturbed).abs().max() <= 2e-5 * largest < (out - plain).abs().max()
+
+
+def test_perturbed_attention_guidance_in_a_compiled_model_is_an_error(tiny, scheduler, denoise, speed_up):
+    """The graph does not contain the hook's function mode, so nothing would be perturbed."""
+    from diffusers.hooks import LayerSkipConfig, apply_layer_skip
+
+    model, inputs = tiny.build("qwen image")
+    handle = speed_up(model, scheduler=scheduler)
+    torch._dynamo.reset()
+    model.compile(backend="eager")
+    skip = LayerSkipConfig(
+        indices=[0], fqn="transformer_blocks", skip_attention=False, skip_attention_scores=True, skip_ff=False
+    )
+    try:
+        apply_layer_skip(model, skip)
+    except ValueError as error:
+        pytest.skip(f"this diffusers cannot perturb Qwen-Image: {error}")
+    with pytest.raises(IntegrationError, match="in a compiled transformer"):
+        denoise(model, inputs, scheduler)
+    handle.remove()
+    denoise(model, inputs, scheduler)
 
 
 @pytest.mark.parametrize("name", ["hunyuan", "hunyuan 1.5", "qwen image", "motif"])

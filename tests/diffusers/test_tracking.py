@@ -158,8 +158,8 @@ def test_samplers_that_ask_twice_in_a_step_are_not_taken_for_it(caplog):
 
 @pytest.mark.parametrize("left_at", [10, 4])
 def test_a_scheduler_left_over_from_another_pipeline(left_at, caplog):
-    """`from_pipe` shares the transformer; if the new pipeline gets a scheduler of its own, ours stays where its
-    last run ended, or was interrupted."""
+    """`from_pipe` shares the transformer; if the new pipeline gets a scheduler of its own, ours stays where
+    its last run ended, or was interrupted."""
     scheduler = SimpleNamespace(step_index=None, timesteps=torch.arange(10, 0, -1))
     loop = Loop(scheduler)
     for step in range(3):

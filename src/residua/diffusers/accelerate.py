@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from ..config import Config
 from ..errors import InputError, IntegrationError
 from ..integration import ModelFacts, Profile, make_settings
-from .families import Family, family_of, is_supported, supported
+from .components import transformers_of
+from .families import Family, family_of, is_supported
 from .families.generic import Generic
-from .handle import Handle, unwrap
+from .handle import Handle
 from .versions import require_diffusers
-
-COMPONENTS = ("transformer", "transformer_2")
-BESIDE = ("controlnet", "transformer_ref")  # attached if a family knows it, left alone otherwise
 
 
 def accelerate(
@@ -72,7 +68,7 @@ def accelerate(
     from .attach import Attachment
     from .tracking import Offset
 
-    models = _transformers(target)
+    models = transformers_of(target, generic)
     families = [_family(model, generic) for model in models.values()]
     if profile is not None:
         _alone(density=density, quality=quality, config=config, method=method)
@@ -128,7 +124,7 @@ def attached(target: Any) -> Handle | None:
     """
     from .attach import attachment_of
 
-    found = [attachment_of(model) for model in _transformers(target).values()]
+    found = [attachment_of(model) for model in transformers_of(target, generic=True).values()]
     present = [attachment for attachment in found if attachment is not None]
     return Handle(target, present) if present else None
 
@@ -142,7 +138,7 @@ def preset_config(target: Any) -> Config:
     Returns:
         A Config with the density of the family.
     """
-    return Config(density=family_of(next(iter(_transformers(target).values()))).preset.density)
+    return Config(density=family_of(next(iter(transformers_of(target).values()))).preset.density)
 
 
 def model_facts(target: Any, name: str | None = None, generic: bool = False) -> ModelFacts:
@@ -153,7 +149,7 @@ def model_facts(target: Any, name: str | None = None, generic: bool = False) -> 
         name: The user's name for it; None: its class.
         generic: As in `accelerate`.
     """
-    models = _transformers(target).values()
+    models = transformers_of(target, generic).values()
     layers = sum(len(list(_family(model, generic).layers(model))) for model in models)
     dims = [
         getattr(model.config, field)
@@ -206,30 +202,3 @@ def _release(target: Any, replace: bool) -> None:
             "its handle (residua.diffusers.attached(pipe) finds it), or pass replace=True"
         )
     old.remove()
-
-
-def _transformers(target: Any) -> dict[str, Any]:
-    """The transformers of a pipeline by component name; a single model is returned under its own name."""
-    if isinstance(target, torch.nn.Module):
-        return {"transformer": unwrap(target)}
-    components = getattr(target, "components", None)
-    held = (
-        components
-        if isinstance(components, dict)
-        else {name: getattr(target, name, None) for name in COMPONENTS}
-    )
-    found: dict[str, Any] = {}
-    for name in COMPONENTS:
-        model = unwrap(held.get(name))
-        if model is not None and not any(model is other for other in found.values()):
-            found[name] = model
-    for name in BESIDE if found else ():
-        model = unwrap(held.get(name))
-        if model is not None and is_supported(model):
-            found[name] = model
-    if not found:
-        raise IntegrationError(
-            f"{type(target).__name__}: got neither a transformer nor a pipeline with a component named "
-            f"{' or '.join(COMPONENTS)}; supported transformers: {', '.join(sorted(supported()))}"
-        )
-    return found

@@ -104,6 +104,9 @@ class Attachment:
         )
         self.now.video = self.family.tokens(self.model, inputs)
         self.now.layout = self.family.layout(self.model, inputs)
+        self.now.elsewhere = False
+        for other in self.siblings:
+            other.now.elsewhere = True
         self.now.grid = None if self.family.generic else self.family.grid(self.model, inputs)
 
     def forget(self) -> None:

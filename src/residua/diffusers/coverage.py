@@ -10,13 +10,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .accelerate import COMPONENTS
+from .components import COMPONENTS
 from .families import supported
-from .families.generic import BLOCK_MASKS
+from .families.generic import BLOCK_MASKS, dispatches
 from .versions import require_diffusers
 
 MODULAR = "modular: made of blocks; what counts is the class of the transformer it loads"
 ABSENT = "needs a package that is not installed here"
+PERTURBED = "no: it replaces attention processors by its own (perturbed attention guidance)"
+LISTS = "no: it gives the transformer several pictures per sample"
+REFUSED = {
+    "StableDiffusion3PAGImg2ImgPipeline": PERTURBED,
+    "StableDiffusion3PAGPipeline": PERTURBED,
+    "ZImageOmniPipeline": LISTS,
+}  # although a family knows the transformer
 OTHER = "no: a UNet, or another model that is no transformer over video or image tokens"
 
 
@@ -34,6 +41,8 @@ def coverage() -> list[Coverage]:
     """Every transformer that a pipeline of the installed diffusers uses."""
     pipelines: dict[type, set[str]] = {}
     for name, model in _transformers():
+        if name in REFUSED:
+            continue
         pipelines.setdefault(model, set()).add(name)
     rows = [
         Coverage(model.__name__, tuple(sorted(names)), *_how(model)) for model, names in pipelines.items()
@@ -53,12 +62,12 @@ def table() -> str:
 def rest() -> dict[str, tuple[str, ...]]:
     """The pipelines that name no transformer, by reason."""
     covered = {name for row in coverage() for name in row.pipelines}
-    found: dict[str, list[str]] = {MODULAR: [], ABSENT: [], OTHER: []}
+    found: dict[str, list[str]] = {MODULAR: [], ABSENT: [], PERTURBED: [], LISTS: [], OTHER: []}
     base = require_diffusers().ModularPipeline
     for name, pipeline in _pipelines():
         if name not in (*covered, "DiffusionPipeline", "ModularPipeline"):
             modular, absent = issubclass(pipeline, base), hasattr(pipeline, "_backends")
-            found[MODULAR if modular else ABSENT if absent else OTHER].append(name)
+            found[MODULAR if modular else ABSENT if absent else REFUSED.get(name, OTHER)].append(name)
     return {reason: tuple(names) for reason, names in found.items()}
 
 
@@ -78,8 +87,9 @@ def _how(model: type) -> tuple[str, str]:
         return "supported", f"**{family.name}**"
     if model.__name__ in BLOCK_MASKS:
         return "not", "no: it computes through block masks of its own"
-    module = sys.modules[model.__module__]
-    if hasattr(module, "dispatch_attention_fn"):
+    # Some take their processors from the module of another model (Chroma: from Flux).
+    named = vars(sys.modules[model.__module__]).values()
+    if any(inspect.isclass(item) and dispatches(item) for item in named):
         return "generic", "`generic=True`"
     return "not", "no: its attention does not go through the dispatcher"
 

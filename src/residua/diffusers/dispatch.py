@@ -146,6 +146,12 @@ def attention_op(
     layer = _layers.get(int(number))
     if layer is None:
         raise IntegrationError("this layer's acceleration is gone; call accelerate() again on the model")
+    if layer.perturbed and layer.now.active and not _intercepted():
+        # Only a compiled graph comes here: it does not contain the function mode of the hook.
+        raise IntegrationError(
+            f"{layer.name}: perturbed attention guidance (skip_attention_scores) in a compiled transformer, "
+            "where Residua would ignore it; do not compile it, or remove() Residua"
+        )
     return layer.run(q, k, v, mask, scale, causal).to(q.dtype).contiguous()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..integration import Report, make_report
 from ..integration.report import Per
 from .attach import Attachment, attachment_of
+from .components import models_beside, unwrap
 
 
 class Handle:
@@ -65,6 +66,9 @@ class Handle:
                 yield f"{attachment.name} of the pipeline was replaced and runs dense; accelerate it again"
             elif attachment.active and attachment_of(attachment.model) is not attachment:
                 yield f"{attachment.name} was accelerated again by another call"
+        for name, model in models_beside(self._target).items():
+            if attachment_of(model) is None and self.active:
+                yield f"{name} ({type(model).__name__}) runs dense and is not counted: no family knows it"
 
     def __enter__(self) -> Handle:
         return self
@@ -77,11 +81,3 @@ class Handle:
             f"{item.name}: {len(item.layers)} layers of {item.family.name}" for item in self.attachments
         )
         return f"<residua.Handle {'active' if self.active else 'removed'}; {parts}>"
-
-
-def unwrap(model: Any) -> Any:
-    """The transformer inside the wrappers of torch.compile and peft."""
-    model = getattr(model, "_orig_mod", model)
-    if hasattr(model, "get_base_model") and hasattr(model, "peft_config"):
-        return unwrap(model.get_base_model())
-    return model

@@ -15,6 +15,7 @@ from .tracking import Tracker
 
 TEXT_ONLY = "text pathway"
 REMOVED = "acceleration removed"
+ELSEWHERE = "in another model's forward pass"  # the ControlNet of Z-Image runs layers of the transformer
 MORE_ARGUMENTS = "dropout or attention_kwargs"
 
 
@@ -28,11 +29,12 @@ class ForwardPass:
     layout: Any = None  # what else the family must know about it
     grid: Grid | None = None
     active: bool = True  # False after remove()
+    elsewhere: bool = False  # another model of the pipeline runs; what is known here is of an earlier pass
 
 
 class Layer:
     """One layer. `backend` is the dense backend that the user chose for it (None: the default of
-    diffusers)."""
+    diffusers); `perturbed` says that a hook of diffusers replaces its attention by the values."""
 
     def __init__(self, host: HostAttention, now: ForwardPass, index: int, name: str, depth: int) -> None:
         self.host = host
@@ -41,13 +43,13 @@ class Layer:
         self.name = name
         self.depth = depth
         self.backend: Any = None
+        self.perturbed = False
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
     ) -> Tensor:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D] -> [B, Nq, H, D]."""
-        reason = REMOVED if not self.now.active else TEXT_ONLY if causal else None
-        reason = reason or self.now.family.why_dense(q.shape[1], k.shape[1])
+        reason = self._why_dense(q.shape[1], k.shape[1], causal)
         site = self.site() if reason else self.site(q.shape[1], k.shape[1])
         out = self.host.call(
             q.transpose(1, 2),
@@ -61,13 +63,20 @@ class Layer:
         )
         return out.transpose(1, 2)
 
+    def _why_dense(self, queries: int, keys: int, causal: bool) -> str | None:
+        if not self.now.active:
+            return REMOVED
+        if self.now.elsewhere:
+            return ELSEWHERE
+        return TEXT_ONLY if causal else self.now.family.why_dense(queries, keys)
+
     def site(self, queries: int | None = None, keys: int | None = None) -> Site:
         """Where a call with that many queries and keys belongs; without these numbers, no token counts as
         text."""
         tracker = self.now.tracker
         text_queries, text_keys = ((), ()) if queries is None or keys is None else self._text(queries, keys)
         return Site(
-            layer=self.index, name=self.name, depth=self.depth, run=tracker.runs, step=tracker.step,
+            layer=self.index, name=self.name, depth=self.depth, run=tracker.run, step=max(0, tracker.step),
             steps=tracker.total_steps(), branch=tracker.branch, grid=self.now.grid,
             text_queries=text_queries, text_keys=text_keys,
         )  # fmt: skip

@@ -11,8 +11,8 @@ from .layer import Layer
 
 
 class TaggedProcessor:
-    """The processor of one self-attention module. We always tag a copy, because diffusers may share one
-    processor between layers, cross-attention included."""
+    """The processor of one self-attention module. We tag a copy, because diffusers may share one processor
+    between layers, cross-attention included; only a processor with weights is tagged itself."""
 
     def __init__(self, module: Any, layer: Layer) -> None:
         self.module = module
@@ -37,7 +37,13 @@ class TaggedProcessor:
             self._bind(sys.modules[type(original).__module__])
         backend = getattr(found, "_attention_backend", None)
         self.layer.backend = backend.layer.backend if isinstance(backend, LayerTag) else backend
-        mine._residua_original = original
+        if mine is not original:
+            mine._residua_original = original
+        elif isinstance(backend, LayerTag) and backend.layer is not self.layer and backend.layer.now.active:
+            raise IntegrationError(
+                f"{self.layer.name}: shares a processor with weights ({name}) with {backend.layer.name}; "
+                "wanted one for each layer"
+            )
         mine._parallel_config = getattr(found, "_parallel_config", None)
         mine._attention_backend = LayerTag(self.layer, _backend_name(self.layer.backend))
         self.original, self.mine, self.module.processor = original, mine, mine
@@ -48,13 +54,16 @@ class TaggedProcessor:
             self._rebound = module
 
     def refresh(self) -> None:
-        """Follows calls of set_attention_backend, set_attn_processor and fuse_qkv_projections."""
+        """Follows calls of set_attention_backend, set_attn_processor, fuse_qkv_projections and
+        apply_layer_skip."""
         if self.module.processor is not self.mine:
             self.install()
         backend = self.mine._attention_backend
         if not isinstance(backend, LayerTag):
             self.layer.backend = backend
             self.mine._attention_backend = LayerTag(self.layer, _backend_name(backend))
+        hooks = getattr(getattr(self.module, "_diffusers_hook", None), "hooks", {})
+        self.layer.perturbed = any(getattr(hook, "skip_attention_scores", False) for hook in hooks.values())
 
     def restore(self) -> None:
         if self.mine is None:

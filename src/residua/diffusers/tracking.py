@@ -56,6 +56,11 @@ class Tracker:
         self._changes = 0
         self._counted = False  # whether the last step was found by changes of the timestep
 
+    @property
+    def run(self) -> int:
+        """The number of the present run, or of the one that the next forward pass begins."""
+        return self.runs + (self.step < 0)
+
     def enter(self, name: str, info: dict[str, Any]) -> None:
         self._context = (name, info)
 
@@ -70,7 +75,7 @@ class Tracker:
             self._begin(schedule)
             self._leave_to_timesteps(self._is_used_up())
         elif self.step < 0:
-            # The same schedule in a new run: another pipeline with another scheduler may share the transformer.
+            # The same schedule in a new run: a pipeline with another scheduler may share the transformer.
             self._begin(schedule)
             self._leave_to_timesteps(self._is_used_up() or not self._is_due(timestep))
         step = self._locate(timestep)

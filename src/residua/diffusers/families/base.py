@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+import torch
+
 from ...errors import IntegrationError
 from ...integration import Grid, Preset, around
 from ...integration.site import Ranges
@@ -124,7 +126,7 @@ class Family:
         if name not in self.processors:
             return None
         own = self.processors[name]
-        return copy.copy(original) if own is None else own(original)
+        return taggable(original) if own is None else own(original)
 
     def timestep(self, inputs: Mapping[str, Any]) -> Any:
         """The timestep of a forward pass.
@@ -161,6 +163,12 @@ class Family:
         """
         pattern = re.compile(self.attention)
         return ((name, module) for name, module in model.named_modules() if pattern.fullmatch(name))
+
+
+def taggable(processor: Any) -> Any:
+    """A copy, because layers may share a processor. One with weights (an IP-Adapter) belongs to its layer,
+    and torch would take a copy for another part of the model."""
+    return processor if isinstance(processor, torch.nn.Module) else copy.copy(processor)
 
 
 FAMILIES: Registry[Family] = Registry("model family")

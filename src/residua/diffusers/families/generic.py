@@ -3,7 +3,6 @@ used with `accelerate(..., generic=True)`."""
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,10 +10,12 @@ from typing import Any
 from ...errors import IntegrationError
 from ...integration import Grid, Preset
 from ...integration.site import Ranges
-from .base import Family
+from .base import Family, taggable
 
 CROSS = "not self-attention"
-TEXT = ("encoder_hidden_states", "encoder_hidden_states_t5", "context")
+TEXT = (
+    "encoder_hidden_states", "encoder_hidden_states_2", "encoder_hidden_states_t5", "text_bth", "context",
+)  # fmt: skip
 # Already sparse: every call that matters has a block mask of flex attention.
 BLOCK_MASKS = (
     "AnyFlowFARTransformer3DModel", "Kandinsky6SRTransformer3DModel", "WanAnimate2Transformer3DModel",
@@ -43,7 +44,10 @@ class Generic(Family):
         """How many text tokens there are."""
         found = [inputs[name] for name in TEXT if inputs.get(name) is not None]
         items = [item for text in found for item in (text if isinstance(text, (list, tuple)) else [text])]
-        return sum(int(item.shape[-2]) for item in items if getattr(item, "ndim", 0) >= 2)
+        # [text, C], [B, text, C], or with layers of the text encoder: [B, text, layers, C] or the other
+        # way round. There are fewer layers than tokens in all but the shortest texts.
+        shapes = [item.shape for item in items if getattr(item, "ndim", 0) >= 2]
+        return sum(max(shape[:1] if len(shape) == 2 else shape[1:-1]) for shape in shapes)
 
     def text(self, queries: int, keys: int, video: int, layout: int) -> tuple[Ranges, Ranges]:
         text = layout
@@ -58,7 +62,7 @@ class Generic(Family):
         return None if queries == keys else CROSS
 
     def processor(self, name: str, original: Any) -> Any:
-        return copy.copy(original) if dispatches(original) else None
+        return taggable(original) if dispatches(original) else None
 
     def timestep(self, inputs: Mapping[str, Any]) -> Any:
         return next((inputs[name] for name in TIMES if inputs.get(name) is not None), None)
@@ -75,7 +79,15 @@ class Generic(Family):
 
 
 def dispatches(processor: Any) -> bool:
-    """Whether a processor passes its backend to the dispatcher of diffusers."""
+    """Whether a processor, or a class of processors, passes its backend to the dispatcher of diffusers."""
     processor = getattr(processor, "_residua_original", processor)
-    module = sys.modules.get(type(processor).__module__)
+    kind = processor if isinstance(processor, type) else type(processor)
+    module = sys.modules.get(kind.__module__)
     return hasattr(processor, "_attention_backend") and hasattr(module, "dispatch_attention_fn")
+
+
+def reachable(model: Any) -> bool:
+    """Whether any attention of a model goes through the dispatcher of diffusers."""
+    return type(model).__name__ not in BLOCK_MASKS and any(
+        dispatches(getattr(module, "processor", None)) for module in model.modules()
+    )

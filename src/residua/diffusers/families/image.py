@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...integration.site import Ranges
 from .base import Family, Grid, Preset, register
 
+IMAGE_PROMPT = "image prompt (IP-Adapter)"
 NOT_IN_THE_PAPER = Preset(0.22, 0.20, 0.03, "not in the paper; an image model, settings as for Wan2.2")
 
 
@@ -31,7 +33,10 @@ class Flux(TextThenImage):
     name = "Flux.1"
     models = ("FluxTransformer2DModel",)
     attention = r"(single_)?transformer_blocks\.\d+\.attn"
-    processors: Mapping[str, Any] = {"FluxAttnProcessor": None}
+    processors: Mapping[str, Any] = {"FluxAttnProcessor": None, "FluxIPAdapterAttnProcessor": None}
+
+    def why_dense(self, queries: int, keys: int) -> str | None:
+        return None if queries == keys else IMAGE_PROMPT
 
 
 @register
@@ -39,7 +44,24 @@ class Flux2(TextThenImage):
     name = "Flux.2"
     models = ("Flux2Transformer2DModel",)
     attention = r"(single_)?transformer_blocks\.\d+\.attn"
-    processors: Mapping[str, Any] = {"Flux2AttnProcessor": None, "Flux2ParallelSelfAttnProcessor": None}
+    processors: Mapping[str, Any] = {
+        "Flux2AttnProcessor": None,
+        "Flux2ParallelSelfAttnProcessor": None,
+        "Flux2KVAttnProcessor": None,
+        "Flux2KVParallelSelfAttnProcessor": None,
+    }
+
+    def layout(self, model: Any, inputs: Mapping[str, Any]) -> tuple[int, int]:
+        """The number of text tokens, and of references that attend to themselves alone (the first step of the
+        pipeline that keeps their keys)."""
+        return int(inputs["encoder_hidden_states"].shape[1]), int(inputs.get("num_ref_tokens") or 0)
+
+    def text(self, queries: int, keys: int, video: int, layout: tuple[int, int]) -> tuple[Ranges, Ranges]:
+        """Text comes first. With kept references there are more keys than queries."""
+        text, references = layout
+        if references and queries == keys == references:
+            return (), ()
+        return ((0, text),), ((0, text),)
 
 
 @register

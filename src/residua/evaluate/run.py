@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from .. import doctor
 from ..errors import InputError
 from ..generation.comparison import machine
 from ..generation.files import publish_folder
+from ..generation.loading import WORLD
 from .engine import Engine, StoppedError, started
 from .records import STOP, Job, Record
 from .rows import Row, hash_model, make_rows, missing_rows
@@ -86,7 +88,7 @@ def evaluate(
         manifest = check_manifest(store.read_manifest(), suite, options.extend, out)
         rows = make_rows(suite, manifest["model_hash"])
         for setting in suite.settings:
-            (out / "videos" / setting.name).mkdir(exist_ok=True)
+            store.prepare_videos(setting.name)
         run = uuid.uuid4().hex[:8]
         manifest["runs"].append(_about_run(run))
         store.write_manifest(manifest)
@@ -227,5 +229,6 @@ def _finish(
 
 def _absolute(suite: Suite) -> Suite:
     """The suite with absolute paths: workers may run in another folder than the driver."""
-    folder = Path(suite.model)
-    return replace(suite, model=str(folder.resolve())) if folder.is_dir() and "/" in suite.model else suite
+    if suite.model == WORLD or not os.path.isdir(suite.model):
+        return suite
+    return replace(suite, model=str(Path(suite.model).resolve()))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from residua.errors import InputError
+from residua.evaluate.manifest import check_manifest
 from residua.evaluate.rows import hash_model, make_rows
-from residua.evaluate.run import check_manifest
 from residua.evaluate.store import DONE, FAILED, Store
 from residua.evaluate.suite import Setting
 from residua.generation import files

@@ -1,6 +1,6 @@
-"""The folder of a suite: one Parquet file per row, written completely or not at all, and the manifest.
+"""The folder of a suite: one Parquet file per row, written completely or not at all.
 
-manifest.json        suite, versions, hashes of the rows
+manifest.json        suite, versions, hashes of the rows (manifest.py)
 rows/<id>.parquet    one row each
 videos/<setting>/    the clips, named as VBench and PBench look for them
 references/<id>.npy  frames of the dense clips, which others are compared with
@@ -29,14 +29,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .. import json_text
 from ..errors import InputError
 from ..generation.files import OutputError, publish_files
+from .manifest import MANIFEST
 from .rows import Row
 
-FORMAT, VERSION = "residua-evaluation", 1
 DONE, FAILED = "done", "failed"
-MANIFEST, LOCK = "manifest.json", "lock"
+LOCK = "lock"
 SAME = ("reference", "prompt", "prompt_name", "setting", "seed", "video")  # equal for the same row
 FOLDERS = ("rows", "videos", "references", "waiting", "running", "logs")
 LATER = ("report", "scores")  # folders that others make
@@ -132,9 +131,9 @@ class Store:
             table = pq.ParquetFile(self._row(row_id)).read()
             if table.schema != SCHEMA:  # of another version
                 table = pq.read_table(self._row(row_id), schema=SCHEMA)
-        except (OSError, pa.ArrowException):
+            rows = table.to_pylist()
+        except (OSError, ValueError, pa.ArrowException):  # ValueError: text that is not UTF-8
             return None
-        rows = table.to_pylist()
         whole = len(rows) == 1 and rows[0]["id"] == row_id and rows[0]["status"] in (DONE, FAILED)
         return cast("dict[str, Any]", rows[0]) if whole else None
 
@@ -271,26 +270,6 @@ class Store:
         except OSError:
             pass
 
-    # the manifest
-
-    def read_manifest(self) -> dict[str, Any] | None:
-        path = self.folder / MANIFEST
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); choose another --out") from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
-            raise InputError(f"{path}: not a manifest of this version; choose another --out")
-        if not _has_outline(found):
-            raise InputError(f"{path}: not as `residua evaluate` writes it; choose another --out")
-        return found
-
-    def write_manifest(self, manifest: dict[str, Any]) -> None:
-        content = json_text.dumps({"format": FORMAT, "version": VERSION, **manifest}, indent=1) + "\n"
-        publish_files({self.folder / MANIFEST: content.encode()})
-
     def drop_references(self) -> None:
         shutil.rmtree(self.folder / "references", ignore_errors=True)
         (self.folder / "references").mkdir(exist_ok=True)
@@ -303,28 +282,6 @@ class Store:
 
     def _waiting(self, row_id: str) -> Path:
         return self.folder / "waiting" / f"{row_id}.npz"
-
-
-def _has_outline(manifest: dict[str, Any]) -> bool:
-    """Whether all parts of a manifest are there, with the right types."""
-    suite = manifest.get("suite")
-    if not isinstance(suite, dict) or not isinstance(manifest.get("model_hash"), str):
-        return False
-    lists = (manifest.get("runs"), *(suite.get(name) for name in ("seeds", "settings", "prompts")))
-    tables = (manifest.get("hashes"), suite.get("fixed"))
-    if not all(isinstance(item, list) for item in lists) or not all(isinstance(t, dict) for t in tables):
-        return False
-    entries = (*suite["settings"], *suite["prompts"], *manifest["runs"])
-    return (
-        all(isinstance(entry, dict) for entry in entries)
-        and all(isinstance(item.get("name"), str) and "options" in item for item in suite["settings"])
-        and all(_is_plain(item) for item in suite["prompts"])
-        and all(isinstance(run.get("versions"), dict) for run in manifest["runs"])
-    )
-
-
-def _is_plain(prompt: dict[str, Any]) -> bool:
-    return all(isinstance(prompt.get(name), (str, type(None))) for name in ("text", "name", "image"))
 
 
 def rows_table(rows: Sequence[dict[str, Any]], scores: Sequence[str] = ()) -> bytes:
@@ -354,4 +311,4 @@ def _npy(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-__all__ = ["DONE", "FAILED", "MANIFEST", "SCHEMA", "OutputError", "Store", "open_to_append", "rows_table"]
+__all__ = ["DONE", "FAILED", "SCHEMA", "OutputError", "Store", "open_to_append", "rows_table"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -12,10 +13,11 @@ pytest.importorskip("typer")
 import torch
 import typer
 from command import run
+from rich.console import Console
 
 import residua
 from residua.cli import options
-from residua.cli.app import readable_errors
+from residua.cli.app import figures, readable_errors, show
 from residua.reconstruction import RECONSTRUCTIONS
 from residua.synthetic import CONCENTRATIONS
 
@@ -89,6 +91,38 @@ def test_no_error_of_others_ends_in_a_traceback(error, says, status, capsys):
         raise error
     printed = capsys.readouterr().err
     assert ended.value.exit_code == status and says in printed and printed.count("\n") == 1
+
+
+def test_names_in_a_message_cannot_steer_the_terminal(capsys):
+    with pytest.raises(typer.Exit), readable_errors():
+        raise residua.InputError("model = '\x1b]0;title\x07 \x9b2J \u202e [red]ärger'")
+    printed = capsys.readouterr().err
+    assert r"\x1b]0;title\x07 \x9b2J \u202e [red]ärger" in printed and printed[:-1].isprintable()
+
+
+def test_numbers_are_whole_in_a_narrow_terminal(monkeypatch):
+    screen = Console(file=io.StringIO(), width=40)
+    monkeypatch.setattr(sys.modules["residua.cli.app"], "console", screen)  # `cli.app` is the Typer
+    table = figures("costs", "part", *(f"column {n}" for n in range(4)))
+    table.add_row("attention", *(f"{n}23,456.789 s" for n in range(4)))
+    show(table)
+    printed = screen.file.getvalue()
+    assert all(f"{n}23,456.789 s" in printed for n in range(4)) and "…" not in printed
+
+
+def test_a_closed_pipe_does_not_lose_the_figures(tmp_path, monkeypatch):
+    def closed(table):
+        raise SystemExit(1)  # as rich does
+
+    monkeypatch.setattr("residua.cli.plan.show", closed)
+    assert run("plan", "wan2.2", "--json", tmp_path / "plan.json").exit_code == 1
+    assert json.loads((tmp_path / "plan.json").read_text())
+
+
+@pytest.mark.parametrize("arguments", [("plan", "wan2.2", "--json", "-"), ("doctor", "--json")])
+def test_json_on_standard_output_is_nothing_but_json(arguments):
+    found = run(*arguments)
+    assert found.exit_code == 0 and json.loads(found.stdout, parse_constant=pytest.fail)
 
 
 def test_a_traceback_can_be_asked_for(monkeypatch):

@@ -11,16 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 from damage import damage_of, damaged_bytes, damaged_fields, json_bytes, refused, toml_bytes
 
+from residua.evaluate.manifest import check_manifest, read_manifest, write_manifest
 from residua.evaluate.prompts import read_prompts
 from residua.evaluate.report import make_report
 from residua.evaluate.rows import make_rows
-from residua.evaluate.run import check_manifest
 from residua.evaluate.scorers import read_scores
 from residua.evaluate.store import DONE, SCHEMA, Store
 from residua.evaluate.suite import Suite, read_suite
 from residua.evaluate.tables import TomlTable
 
 ROUNDS = 200
+PAST = (1000036,)  # a name of a column that is not UTF-8
 SUITE: dict[str, Any] = {
     "model": "some/model", "name": "suite", "seeds": [3, 1],
     "prompts": {"texts": ["a cat", "a dog"], "limit": 2},
@@ -101,12 +102,12 @@ def test_scores(suite, tmp_path):
 def test_manifests_of_evaluations(suite, tmp_path):
     store = Store(tmp_path / "out")
     store.prepare()
-    store.write_manifest(check_manifest(None, suite, False, store.folder))
+    write_manifest(store.folder, check_manifest(None, suite, False, store.folder))
     path = store.folder / "manifest.json"
     whole = {**json.loads(path.read_text()), "runs": [{"id": "r", "versions": {"residua": "1"}}]}
 
     def read() -> Any:
-        return check_manifest(store.read_manifest(), suite, True, store.folder)
+        return check_manifest(read_manifest(store.folder), suite, True, store.folder)
 
     assert not refused(-1, read)
     count = 0
@@ -126,7 +127,7 @@ def test_rows_of_evaluations(suite, tmp_path):
     path = store.folder / "rows" / f"{rows[1].id}.parquet"
     whole, values = path.read_bytes(), store.read_row(rows[1].id)
     assert values is not None
-    for seed in range(ROUNDS):
+    for seed in (*range(ROUNDS), *PAST):
         r = random.Random(seed)
         if r.random() < 0.5:
             path.write_bytes(damaged_bytes(r, whole))

@@ -32,6 +32,19 @@ def test_csv_and_jsonl_with_images(tmp_path):
     assert read(tmp_path, file="p.jsonl") == [Prompt("a cat", "c1"), Prompt("a dog", image=image)]
 
 
+def test_files_of_other_systems_and_odd_characters(tmp_path):
+    (tmp_path / "p.csv").write_bytes(
+        b'\xef\xbb\xbfprompt, name\r\n"a ""red"" ball, big",x\r\n\r\n"two\r\nlines",y\r\n'
+    )
+    found = read(tmp_path, file="p.csv")
+    assert [(one.text, one.name) for one in found] == [('a "red" ball, big', "x"), ("two\nlines", "y")]
+    line_separator = "a\u2028b\u0085c"  # a character of a text, not the end of a line
+    (tmp_path / "p.jsonl").write_bytes(f'\ufeff{{"prompt": "{line_separator}"}}\r\n'.encode())
+    assert [one.text for one in read(tmp_path, file="p.jsonl")] == [line_separator]
+    (tmp_path / "p.txt").write_bytes(f"\ufeff{line_separator}\r\n# no\r\nd\r\n".encode())
+    assert [one.text for one in read(tmp_path, file="p.txt")] == [line_separator, "d"]
+
+
 def test_vbench_as_it_is_published(tmp_path):
     info = [{"prompt_en": "a person swimming", "dimension": ["human_action", "overall_consistency"]}]
     (tmp_path / "VBench_full_info.json").write_text(json.dumps(info))
@@ -68,6 +81,15 @@ def test_scenes_of_the_model_in_the_box(tmp_path):
         ("p.jsonl", '{"prompt": ""}\n', {"file": "p.jsonl"}, 'p.jsonl, line 1: wanted a text under "prompt"'),
         ("p.jsonl", "{\n", {"file": "p.jsonl"}, "p.jsonl, line 1: not valid JSON"),
         ("p.csv", "prompt,image\na,b.png\n", {"file": "p.csv"}, "b.png does not exist"),
+        ("p.csv", "prompt\na ball, and a cat\n", {"file": "p.csv"}, "line 2: more columns than the first"),
+        ("p.csv", 'prompt\n"a ball\na cat\n', {"file": "p.csv"}, "not valid CSV"),
+        ("p.csv", "prompt,prompt\na,b\n", {"file": "p.csv"}, "a column `prompt`, once"),
+        ("p.csv", "prompt,name\na,b\n\n,c\n", {"file": "p.csv"}, 'line 4: wanted a text under "prompt"'),
+        ("p.txt", "a", {"file": "a\0b.txt"}, "cannot be read"),
+        ("p.txt", "a", {"file": f"{'a' * 3000}.txt"}, "cannot be read"),
+        ("p.txt", "a", {"file": "~nobody-has-this-name/p.txt"}, "cannot be read"),
+        ("p.txt", "a", {"vbench": "a\0b"}, "no such folder"),
+        ("p.jsonl", json.dumps({"prompt": "a", "image": "b\0"}), {"file": "p.jsonl"}, "does not exist"),
         ("p.csv", "prompt,category\na,x\na,y\n", {"file": "p.csv"}, "'a' is there twice"),
         ("p.doc", "", {"file": "p.doc"}, "wanted a file that ends in .txt, .csv, .jsonl"),
         ("p.txt", "", {"file": "q.txt"}, "cannot be read"),

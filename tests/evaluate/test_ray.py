@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 
 from residua.errors import InputError
 from residua.evaluate import engine
-from residua.evaluate.engine import PlainLoop, StoppedError, plan_pool
+from residua.evaluate.engine import PlainLoop, StoppedError, machines, plan_pool
 from residua.evaluate.records import Job
 from residua.evaluate.run import Options, Outcome, evaluate
 from residua.evaluate.store import Store
@@ -174,6 +174,16 @@ def test_the_small_model_in_the_box_gets_a_worker_per_core(make_suite):
     job = Job(make_suite(2, model="world", work=Workers()), Path("out"), "run")
     pool = plan_pool(job, {"CPU": 8.0}, nodes=1, rows=100)
     assert (pool.workers, pool.threads, pool.measuring) == (8, 1, 1)
+
+
+def test_lost_machines_and_a_head_without_cores_do_not_count():
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 32.0}},
+        {"Alive": True, "Resources": {"memory": 1e9}},
+        {"Alive": False, "Resources": {"CPU": 32.0}},
+        {"Alive": False, "Resources": {}},
+    ]
+    assert machines(nodes) == 1
 
 
 class BusyMachine:

@@ -118,6 +118,30 @@ def test_failed_missing_and_mixed_rows_are_said_before_the_numbers(suite):
     assert "&lt;b&gt;boom" in files["report.html"].decode() and "<b>boom" not in files["report.html"].decode()
 
 
+def test_a_prompt_that_failed_everywhere_is_one_line_with_all_its_logs(suite):
+    rows = rows_of(suite, lower)
+    for row in rows[:6]:  # the first prompt: two seeds, three settings
+        row.update(status="failed", reason="a long reason")
+    page = report(suite, rows)[0]["report.html"].decode()
+    assert page.count("a long reason") == 1
+    assert all(
+        f'href="../logs/{row["id"]}.log">{row["setting"]}, {row["seed"]}</a>' in page for row in rows[:6]
+    )
+
+
+def test_no_path_of_this_machine_is_published(make_suite):
+    suite = make_suite(["a"], model="/home/somebody/models/tiny")
+    files, _ = report(suite, rows_of(suite, lower))
+    assert b"tiny: 1 prompt(s)" in files["report.html"]
+    assert b"/home/somebody" not in b"".join(files.values())
+
+
+def test_a_difference_of_nothing_has_no_sign(suite):
+    _, found = report(suite, rows_of(suite, lambda number, name: 20.0 + number))
+    table = next(table for table in found["tables"] if table["title"] == "Paired differences")
+    assert dict(zip(table["columns"], table["rows"][0], strict=True))["PSNR dB"] == "0.00"
+
+
 def test_few_prompts_get_no_verdict(make_suite):
     small = make_suite(3, seeds=(0, 1))
     _, found = report(small, rows_of(small, lower))

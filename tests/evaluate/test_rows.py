@@ -77,6 +77,12 @@ def test_two_clips_for_one_file_are_refused(make_suite):
             make_rows(replace(suite, prompts=prompts), "m")
 
 
+def test_more_rows_than_anybody_can_make_are_refused_at_once(make_suite):
+    suite = make_suite(2, seeds=range(100_000))
+    with pytest.raises(InputError, match="2 prompts x 100000 seeds x 3 settings are 600,000 rows"):
+        make_rows(suite, "hash")
+
+
 def test_ten_thousand_rows_have_names_of_their_own(make_suite):
     rows = make_rows(make_suite([f"prompt {number}" for number in range(1700)], seeds=(0, 1)), "m")
     assert len({row.id for row in rows}) == len({row.video for row in rows}) == len(rows) == 10200

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from residua.errors import InputError
+from residua.evaluate.manifest import check_manifest
 from residua.evaluate.rows import hash_model, make_rows
-from residua.evaluate.run import check_manifest
 from residua.evaluate.store import DONE, FAILED, Store
 from residua.evaluate.suite import Setting
 from residua.generation import files
@@ -87,6 +87,46 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     link.symlink_to(tmp_path)
     with pytest.raises(InputError, match="is a link"):
         Store(link).prepare()
+
+
+@pytest.mark.parametrize(
+    "name", ["running", "logs", "videos", "report", "videos/paper", "lock", "logs/id.log"]
+)
+def test_a_link_in_the_folder_of_somebody_else_is_not_followed(tmp_path, name):
+    """`running` is emptied, the lock is cut to nothing, logs grow: a link could make that anybody's files."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious").write_text("mine")
+    folder = tmp_path / "out"
+    link = folder / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(mine / "precious" if name in ("lock", "logs/id.log") else mine)
+    store = Store(folder)
+    if name == "logs/id.log":
+        store.prepare()
+        store.log("id", "a prompt")  # a log must not stop a run
+    else:
+        with pytest.raises((InputError, OSError)):
+            store.prepare()
+            store.prepare_videos("paper")
+            with store.locked():
+                store.clear_running()
+    assert [path.name for path in mine.iterdir()] == ["precious"]
+    assert (mine / "precious").read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x93NUMPY half", b"PK\x03\x04", b"text"])
+def test_frames_that_cannot_be_read_are_made_again(store, content):
+    store.write_reference("id", np.zeros((1, 2, 2, 3), dtype=np.float16))
+    assert store.read_reference("id") is not None and store.references() == {"id"}
+    (store.folder / "references" / "id.npy").write_bytes(content)
+    assert store.read_reference("id") is None and store.references() == set()
+
+
+@pytest.mark.parametrize("mark", ["[]", '{"run": "r", "phase": "p", "host": "h", "attempt": "x", "pid": 1}'])
+def test_a_mark_that_nobody_wrote_counts_for_nothing(store, mark):
+    (store.folder / "running" / "id").write_text(mark)
+    assert not store.is_running("id") and store.begin("id", "r", "making") == (1, "")
 
 
 def test_frames_that_wait_for_their_dense_clip(store):

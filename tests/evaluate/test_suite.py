@@ -78,6 +78,14 @@ def test_the_floor_can_be_left_out_and_the_name_is_the_file_s(tmp_path):
         ("[settings.paper]", '[settings."../up"]', "it names a folder"),
         ("[settings.paper]", "[settings.dense]", "[settings.dense] takes no options"),
         ("workers = 3", "workers = 0", "[run] workers = 0: wanted at least 1"),
+        ("workers = 3", "threads = 1000000000", "[run] threads = 1000000000: wanted at most"),
+        ("dense_steps = 0.1", "dense_steps = nan", "[settings.paper] dense_steps=nan: wanted a whole number"),
+        ("density = 0.22", "dense_layers = -1", "[settings.paper] dense_layers=-1: wanted a whole number"),
+        ("dense_steps = 0.1", "dense_steps = 1e308", "[settings.paper] dense_steps=1e+308: wanted"),
+        ("density = 0.22", "min_tokens = -1", "[settings.paper] min_tokens=-1: wanted a whole number"),
+        ('model = "world"', 'model = "./gone"', "gone is no folder with model_index.json"),
+        ('model = "world"', 'model = "gone"', "gone is no folder with model_index.json"),
+        ('model = "world"', r'model = "./a\u0000b"', "is no folder with model_index.json"),
         ("workers = 3", 'dtype = "fp8"', "[run] dtype = 'fp8': wanted one of auto, fp32"),
         ("[run]", '[metrics]\nscorers = ["vbenhc"]\n[run]', "did you mean 'vbench'?"),
         ("[run]", '[metrics]\nlpips = "none.safetensors"\n[run]', "does not exist"),
@@ -97,6 +105,32 @@ def test_a_suite_without_a_sparse_setting_is_refused(tmp_path):
     text = 'model = "world"\n[prompts]\ntexts = ["a cat"]\n'
     with pytest.raises(InputError, match="no setting other than dense"):
         read_suite(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("guidance = nan", "[generation] guidance = nan: wanted a finite number"),
+        ("guidance = inf", "[generation] guidance = inf: wanted a finite number"),
+        ("fps = 1000000", "[generation] fps = 1000000: wanted 1 to 1000"),
+        ("steps = 1e308", "[generation] steps = 1e+308: wanted a whole number"),
+        ("frames = -8", "frames=-8: wanted at least 1"),
+        ("steps = 99999999999999999999", "at most 64 are allowed"),
+    ],
+)
+def test_absurd_numbers_are_refused_before_a_model_is_loaded(tmp_path, line, says):
+    text = 'model = "world"\n[prompts]\ntexts = ["a cat"]\n[settings.fast]\nquality = "fast"\n[generation]\n'
+    with pytest.raises(InputError) as error:
+        read_suite(write(tmp_path, text + line))
+    assert says in str(error.value)
+
+
+def test_a_folder_with_a_model_is_found_beside_the_suite(tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model_index.json").write_text("{}")
+    for name in ("weights", "./weights", str(tmp_path / "weights")):
+        suite = read_suite(write(tmp_path, GOOD.replace('"world"', f'"{name}"')))
+        assert suite.model == str((tmp_path / "weights").resolve())
 
 
 def test_a_missing_file_is_said(tmp_path):

@@ -255,9 +255,25 @@ def test_auto_follows_what_was_measured(monkeypatch):
     assert "other" not in dict(BACKENDS)
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2]", "{", '{"cpu": 3}', "null"])
+@pytest.mark.parametrize("content", ["", "[1, 2]", "{", '{"cpu": 3}', "null", "[" * 100_000])
 def test_a_broken_cache_is_no_cache(cache, content):
     (cache / "gpus.json").write_text(content)
     assert gpu_cache.recall(CPU) == {}
     gpu_cache.remember(CPU, passed=["portable"])
     assert gpu_cache.recall(CPU) == {"passed": ["portable"]}
+
+
+def test_facts_of_another_kind_are_no_facts(cache):
+    (cache / "gpus.json").write_text(
+        json.dumps({gpu_cache.gpu_key(CPU): {"failed": None, "passed": "all", "order": ["a"], "more": 1}})
+    )
+    assert gpu_cache.recall(CPU) == {"order": ["a"]}
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch):
+    for name in ("RESIDUA_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError("no such user")))
+    monkeypatch.setattr("pathlib.Path.mkdir", mock.Mock(side_effect=PermissionError))
+    assert gpu_cache.recall(CPU) == {}
+    gpu_cache.remember(CPU, passed=["portable"])

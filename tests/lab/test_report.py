@@ -26,6 +26,14 @@ SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "world"
 HOSTILE = "<script>alert(1)</script>"
 
 
+def test_a_flat_line_has_room_above_it():
+    _, axes = figures.canvas(1)
+    axes[0, 0].plot([0, 1], [0.4, 0.4001])
+    figures._from_zero(axes[0, 0])
+    low, high = axes[0, 0].get_ylim()
+    assert low == 0 and high > 0.42
+
+
 @pytest.fixture
 def report() -> Report:
     table = Table(

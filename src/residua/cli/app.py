@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperArgument, TyperCommand, TyperGroup
@@ -19,6 +19,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from ..errors import InputError, ResiduaError
 
 TRACEBACK = "RESIDUA_TRACEBACK"  # set to anything: an unexpected error prints its traceback
+MIN_COLUMNS = 72
 # How help names the type of an option; a flag takes no value.
 METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 # Other packages log what only concerns their developers; users who want it set these variables.
@@ -189,7 +190,14 @@ def _one_line(error: Exception) -> tuple[str, int]:
 
 
 def _complain(text: str) -> None:
-    complaints.print(f"[red]error:[/red] {escape(text)}", soft_wrap=True)
+    complaints.print(f"[red]error:[/red] {escape(visible(text))}", soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out: names in a file must not steer the terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def writable(path: Path, force: bool) -> Path:
@@ -203,6 +211,14 @@ def writable(path: Path, force: bool) -> Path:
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(f"{path}: {above} is not a folder that can be written to")
     return path
+
+
+def show(table: RenderableType) -> None:
+    """Prints a table at least 72 columns wide: in fewer, numbers would be cut. A narrower terminal wraps the
+    lines instead."""
+    wide = console.width >= MIN_COLUMNS
+    printer = console if wide else Console(file=console.file, width=MIN_COLUMNS)
+    printer.print(table)
 
 
 def figures(title: str | None, *columns: str) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .. import json_text
 from ..errors import BackendError
-from .app import PlainGroup, app, command, console, figures, readable_errors, writable
+from .app import PlainGroup, app, command, console, figures, readable_errors, show, writable
 from .options import CONCENTRATIONS, RECONSTRUCTIONS, BackendName, ForceFile, numbers, whole_numbers
 
 if TYPE_CHECKING:
@@ -59,10 +59,12 @@ def attention(
         task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
         with console.status("measuring ...") as status:
             row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
-        console.print(_table([row]))
-        console.print(_stages(row))
-        if json_path is not None:
-            write_json(json_path, row.to_dict())
+        try:
+            show(_table([row]))
+            show(_stages(row))
+        finally:  # whoever reads the table may have closed the pipe, as `head` does
+            if json_path is not None:
+                write_json(json_path, row.to_dict())
 
 
 @command(bench, epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
@@ -105,7 +107,7 @@ def sweep(
                 bar.advance(line)
                 write_json(files[0], [row.to_dict() for row in rows])
         sweeping.plot([row.to_dict() for row in rows], files[1])
-        console.print(_table(rows))
+        show(_table(rows))
         console.print(f"wrote {files[0]} and {files[1]}")
 
 
@@ -140,7 +142,7 @@ def synthetic(
                     f"{row.cold_ms:.0f}", f"{row.speedup:.2f}", f"{row.density:.1%}", f"{row.mean_error:.3f}",
                     f"{row.p99_error:.3f}", f"{dropped.mean_error:.3f}",
                 )  # fmt: skip
-    console.print(table)
+    show(table)
     console.print(
         f"{tokens} tokens, backend {row.backend}. Errors are relative to dense attention, per row: the "
         f"output is an approximation. The speed-up can be {1 / density:.2f}x at most."
@@ -183,7 +185,7 @@ def gpu(
         else:
             report = _measure_gpu(tokens, heads, head_dim, density, dtype, repeats, quiet=json_path == "-")
         if json_path == "-":
-            typer.echo(json.dumps(report, indent=2))
+            typer.echo(json_text.dumps(report, indent=2))
         elif target is not None:
             write_json(target, report)
 
@@ -207,7 +209,7 @@ def _estimate(
         flash = report.yardstick(machine, task.head_dim) if task.head_dim in (64, 128) else None
     if not quiet:
         for table in report.tables(found, flash):
-            console.print(table)
+            show(table)
         for line in report.lines(found, flash):
             console.print(line, markup=False, highlight=False)
     return report.to_dict(found, flash)
@@ -224,7 +226,7 @@ def _measure_gpu(
     with console.status("measuring ...") as status:
         report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
     for table in () if quiet else measuring.tables(report):
-        console.print(table)
+        show(table)
     return report
 
 

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from ..world.held_out import DEMO_PROMPT, SEEDS, SETS
-from .app import command, console, figures, readable_errors
+from .app import command, console, figures, readable_errors, show
 from .options import (
     DenseLayers,
     DenseSteps,
@@ -135,9 +135,9 @@ def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     table = figures(f"{given.model}: quality against efficiency", "setting", *columns)
     for row in rows:
         table.add_row(row.name, *tradeoff.cells(row, shown))
-    console.print(table)
+    show(table)
     for other in tradeoff.physics_tables(rows):
-        console.print(other.rich())
+        show(other.rich())
     for remark in tradeoff.floor_remarks(rows):
         console.print(f"dense again: {remark}", soft_wrap=True)
     console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)
@@ -186,7 +186,7 @@ def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
             publish_folder(given.out, method_table.result_files(found, facts, command))
     report = method_table.make_report(found, facts, command)
     for table in report.tables:
-        console.print(table.rich(leave_out=("density", *UNITS)))
+        show(table.rich(leave_out=("density", *UNITS)))
     for name, reason in found.not_measured.items():
         console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
     console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..world.held_out import DEMO_PROMPT
-from .app import command, console, readable_errors
+from .app import command, console, readable_errors, show
 from .options import RECONSTRUCTIONS, ForceFolder, LpipsWeights, NoFloor, alone, command_line, count_or_share
 
 FOLDER = Path("residua-demo")
@@ -108,7 +108,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
             repeats=given.repeats, floor=not given.no_floor,
         )  # fmt: skip
     publish_folder(given.out, result_files(found, FPS, command_line(context)))
-    console.print(summary(found))
+    show(summary(found))
     disturbed = busy(found.waiting, load_before, torch.get_num_threads())
     if disturbed is not None:
         console.print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from .. import json_text
 from ..errors import InputError
 from .app import command, console, readable_errors
 
@@ -47,7 +47,7 @@ def _report(as_json: bool) -> None:
 
     facts = doctoring.report()
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json_text.dumps(facts, indent=2))
     else:
         _print_report(facts)
 
@@ -58,7 +58,7 @@ def _self_test(as_json: bool) -> None:
     with console.status("testing the GPU kernels ..."):
         rows = doctoring.self_test()
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        typer.echo(json_text.dumps(rows, indent=2))
     else:
         for row in rows:
             table = Table("kernel", "dtype", "shape", "error", "allowed", "verdict", title=row["backend"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError
-from .app import command, console, readable_errors, writable
+from .app import command, console, readable_errors, show, writable
 from .options import (
     RECONSTRUCTIONS,
     DenseLayers,
@@ -187,7 +187,7 @@ def _write(found: Comparison, targets: dict[str, Path], fps: int, command: str, 
         made[targets["page"]] = report_page(found, fps, command)
         made[targets["json"]] = report_json(found)
     publish_files(made)
-    console.print(summary(found))
+    show(summary(found))
     if found.dense is None:
         console.print(found.report)  # the page shows the same
     if world > 1:

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from .app import console
+from .app import console, show
 
 if TYPE_CHECKING:
     from ..lab.report import Report
@@ -51,7 +51,7 @@ def publish(report: Report, out: Path) -> None:
 
     publish_folder(out, report.files())
     for table in report.tables:
-        console.print(table.rich())
+        show(table.rich())
         console.print()
     for warning in report.warnings:
         console.print(f"[yellow]warning:[/yellow] {escape(warning)}")

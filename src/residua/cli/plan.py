@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .app import command, console, readable_errors, writable
+from .. import json_text
+from .app import command, readable_errors, show, writable
 
 
 @command(
@@ -46,10 +46,12 @@ def plan(
             model, size, frames, steps, density, gpu, quality=quality, paper=paper, offload=offload
         )
         if json_path == "-":
-            typer.echo(json.dumps(made.to_dict(), indent=2))
+            typer.echo(json_text.dumps(made.to_dict(), indent=2))
             return
         from ..plan.render import render
 
-        console.print(render(made))
-        if target is not None:
-            write_json(target, made.to_dict())
+        try:
+            show(render(made))
+        finally:  # whoever reads the table may have closed the pipe, as `head` does
+            if target is not None:
+                write_json(target, made.to_dict())

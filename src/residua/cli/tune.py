@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from ..world.held_out import TUNING_PROMPTS
-from .app import command, console, figures, readable_errors, writable
+from .app import command, console, figures, readable_errors, show, writable
 from .options import (
     DenseLayers,
     DenseSteps,
@@ -202,7 +202,7 @@ def _print_table(model: str, target: Target, log: Log) -> None:
         for trial in trials:
             table.add_row(where, *_cells(trial))
     if table.row_count:
-        console.print(table)
+        show(table)
 
 
 def _cells(trial: Trial) -> list[str]:

@@ -2,7 +2,7 @@
 
 `suite.py` reads what is asked for, `rows.py` splits it into rows (prompt x seed x setting), `generate.py`
 makes a clip, `measure.py` compares it, `engine.py` gives rows to both, `store.py` keeps the results,
-`report.py` writes the report.
+`manifest.py` says what made them, `report.py` writes the report.
 """
 
 from __future__ import annotations

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import InputError, ResiduaError
+from ..generation.loading import WORLD
 from .generate import Generate
 from .measure import Measure
 from .records import Job, Record
 from .rows import Row, in_working_order
+from .store import open_to_append
 
 LOCAL, OFF = "local", "off"
 MAX_STORE_BYTES = 2 << 30  # object store on this machine, for clips that wait to be measured
@@ -87,7 +89,7 @@ class RayEngine:
         make: Any = Generate
         measure: Any = Measure
         self._begin_round(ray)
-        pool = plan_pool(job, ray.cluster_resources(), len(ray.nodes()), len(rows))
+        pool = plan_pool(job, ray.cluster_resources(), machines(ray.nodes()), len(rows))
         told = (replace(job, threads=pool.threads),)
         context = DataContext.get_current()
         context.enable_progress_bars = False
@@ -125,7 +127,7 @@ def plan_pool(job: Job, resources: dict[str, float], nodes: int, rows: int) -> P
     Args:
         job: What is run.
         resources: Those of the whole cluster, as Ray reports them.
-        nodes: Number of machines in it.
+        nodes: Number of machines in it that can work.
         rows: How many rows are to be made.
     """
     work = job.suite.work
@@ -133,10 +135,14 @@ def plan_pool(job: Job, resources: dict[str, float], nodes: int, rows: int) -> P
     if gpus and work.device != "cpu":
         workers = min(work.workers or gpus, rows)
         return Pool(workers, _measuring(workers), 1.0, 1.0, None)
-    small = "/" not in job.suite.model and not Path(job.suite.model).is_dir()
-    workers = min(work.workers or (cores if small else max(1, nodes)), rows, cores)
-    threads = work.threads or max(1, cores // (work.workers or (cores if small else max(1, nodes))))
-    return Pool(workers, _measuring(workers), 0.0, 1.0, threads)
+    wanted = work.workers or (cores if job.suite.model == WORLD else max(1, nodes))
+    workers = min(wanted, rows, cores)
+    return Pool(workers, _measuring(workers), 0.0, 1.0, work.threads or max(1, cores // wanted))
+
+
+def machines(nodes: Sequence[dict[str, Any]]) -> int:
+    """How many of Ray's nodes can work: it also lists lost ones, and a head that has no CPUs on purpose."""
+    return sum(bool(node["Alive"]) and node["Resources"].get("CPU", 0) >= 1 for node in nodes)
 
 
 def _measuring(workers: int) -> int:
@@ -175,7 +181,7 @@ def started(address: str | None, log: Path) -> Iterator[Engine]:
 def _kept_quiet(log: Path) -> Iterator[None]:
     """Sends what Ray prints, from Python and from C++, to a file: a lost worker is one failed row, not pages
     of text."""
-    with log.open("a", encoding="utf-8") as words, redirect_stdout(words):
+    with open_to_append(log) as words, redirect_stdout(words):
         sys.stderr.flush()
         screen = os.dup(2)
         os.dup2(words.fileno(), 2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,10 +96,10 @@ def _dispatch(source: str, table: TomlTable, folder: Path) -> list[Prompt]:
         if name not in SETS:
             raise table.error("scenes", f"wanted one of {', '.join(SETS)}")
         return [Prompt(text) for text in SETS[name]]
-    path = folder / Path(table.get(source, str)).expanduser()
+    path = folder / os.path.expanduser(table.get(source, str))
     if source == "file":
         return _from_file(path)
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise InputError(
             f"{path}: no such folder; wanted the folder in which you have {source.upper()[:2]}ench"
         )
@@ -114,26 +115,32 @@ def _from_file(path: Path) -> list[Prompt]:
 
 def _lines(text: str, path: Path) -> Iterator[Prompt]:
     """One prompt per line; empty lines and lines that begin with # are skipped."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.strip() and not line.startswith("#"):
             yield Prompt(line.strip())
 
 
 def _csv(text: str, path: Path) -> Iterator[Prompt]:
     try:
-        reader = csv.DictReader(io.StringIO(text))
-        if "prompt" not in (reader.fieldnames or ()):
-            raise InputError(
-                f"{path}: columns {reader.fieldnames}: wanted a first line with a column `prompt`"
-            )
-        for number, row in enumerate(reader, 2):
-            yield _from_columns(row, f"{path}, line {number}", path.parent)
-    except csv.Error as error:  # an unterminated field, or a NUL character
+        reader = csv.DictReader(io.StringIO(text), strict=True)
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        if columns.count("prompt") != 1:
+            raise InputError(f"{path}: columns {columns}: wanted a first line with a column `prompt`, once")
+        reader.fieldnames = columns
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in row:  # most likely a comma in the prompt, which would be cut there
+                raise InputError(
+                    f'{where}: more columns than the first line has; write "a prompt, in quotes"'
+                )
+            yield _from_columns(row, where, path.parent)
+    except csv.Error as error:  # quotes that do not close, a NUL character, a field beyond 128 KiB
         raise InputError(f"{path}: not valid CSV ({error})") from error
 
 
 def _jsonl(text: str, path: Path) -> Iterator[Prompt]:
-    for number, line in enumerate(text.splitlines(), 1):
+    # not splitlines: it also cuts at characters that may stand in a JSON text, such as U+2028
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             where = f"{path}, line {number}"
             yield _from_columns(_json(line, where), where, path.parent)
@@ -197,7 +204,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _image(path: Path, where: str) -> str:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"{where}: the image {path} does not exist")
     return str(path.resolve())
 
@@ -214,7 +221,7 @@ def _text(path: Path) -> str:
         if path.stat().st_size > MAX_PROMPT_BYTES:
             raise InputError(f"{path}: larger than {MAX_PROMPT_BYTES >> 20} MiB; a prompt set is text")
         return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason})") from error
+    except (OSError, ValueError) as error:  # the latter for a path with a NUL character
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error

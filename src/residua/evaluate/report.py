@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from ..generation.method_table import MAX_WAITING
@@ -74,7 +76,7 @@ def make_report(
         facts=_facts(suite, done, reasons, manifest),
         data=_data(values, worst, failed, done),
         worst=worst,
-        failed=failed,
+        failed=failed_prompts(failed),
     )
     every = [{**row, **scores.get(row["id"], {})} for row in rows]
     return {**report.files(), "rows.parquet": rows_table(every, names)}
@@ -101,6 +103,16 @@ def worst_prompts(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[dict[
             }
         )  # fmt: skip
     return found
+
+
+def failed_prompts(failed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Failed rows with the same prompt and reason together: a poisoned prompt fails in every setting."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in failed:
+        found.setdefault((prompt_key(row), str(row["reason"])), []).append(row)
+    return [
+        {"prompt": rows[0]["prompt"], "reason": reason, "rows": rows} for (_, reason), rows in found.items()
+    ]
 
 
 def _remark(row: Mapping[str, Any]) -> str:
@@ -147,9 +159,15 @@ def _lead(suite: Suite, done: int, wanted: int) -> str:
     generation = suite.generation
     size = "" if generation.width is None else f", {generation.width} x {generation.height} pixels"
     return (
-        f"{suite.model}: {len(suite.prompts)} prompt(s), {len(suite.seeds)} seed(s), {len(suite.settings)} "
-        f"settings; {done} of {wanted} rows. {generation.steps or 'Default'} steps{size}."
+        f"{_model_name(suite.model)}: {len(suite.prompts)} prompt(s), {len(suite.seeds)} seed(s), "
+        f"{len(suite.settings)} settings; {done} of {wanted} rows. "
+        f"{generation.steps or 'Default'} steps{size}."
     )
+
+
+def _model_name(model: str) -> str:
+    """Without the path of a folder on this machine: reports are published."""
+    return Path(model).name if os.path.isabs(model) else model
 
 
 def _warnings(

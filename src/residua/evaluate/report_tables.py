@@ -63,7 +63,7 @@ def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[s
         for metric, (title, form) in forms.items()
     }
     cells[unit] = [_scaled(estimate(metrics["pflops"]), factor) for metrics in values.values()]
-    cells["balls kept"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
+    cells["balls kept (clips)"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
     shown, rows = _filled(list(values), cells)
     return Table(
         "Quality and efficiency (the paper's Table 1)", ("setting", *shown), rows,
@@ -151,10 +151,17 @@ def _difference(found: Estimate | None, form: str) -> str:
     signed = form.replace("{:", "{:+")
     interval = ""
     if found.low is not None and found.high is not None:
-        interval = f" [{signed.format(found.low)}, {signed.format(found.high)}]"
-    return f"{signed.format(found.mean)}{interval}{' *' if found.excludes_zero else ''}"
+        low, high = _signed(found.low, signed), _signed(found.high, signed)
+        interval = f" [{low}, {high}]" if low != high else ""
+    return f"{_signed(found.mean, signed)}{interval}{' *' if found.excludes_zero else ''}"
+
+
+def _signed(value: float, form: str) -> str:
+    """Zero at this precision has no sign."""
+    text = form.format(value)
+    return text if any(digit in text for digit in "123456789") else text[1:]
 
 
 def _kept(rows: Sequence[Mapping[str, Any]]) -> str:
     known = [row["physics_kept"] for row in rows if row["physics_kept"] is not None]
-    return f"{sum(known)} of {len(known)} clips" if known else "-"
+    return f"{sum(known)} of {len(known)}" if known else "-"

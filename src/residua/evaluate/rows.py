@@ -15,6 +15,7 @@ from .suite import Setting, Suite
 
 MAX_NAME_BYTES = 180  # of a video's name without its number: file systems allow 255
 ID_LENGTH = 20
+MAX_ROWS = 200_000  # each is a task of Ray's and some files
 MAX_HASHED_BYTES = 64 << 20  # larger files of a model folder are identified by name and size
 
 
@@ -53,6 +54,12 @@ def make_rows(suite: Suite, model_hash: str) -> list[Row]:
         suite: What to evaluate.
         model_hash: Identifies the model (`hash_model`).
     """
+    total = len(suite.prompts) * len(suite.seeds) * len(suite.settings)
+    if total > MAX_ROWS:
+        raise InputError(
+            f"{len(suite.prompts)} prompts x {len(suite.seeds)} seeds x {len(suite.settings)} settings are "
+            f"{total:,} rows: wanted at most {MAX_ROWS:,}; use [prompts] limit or several suites"
+        )
     rows = []
     dense = suite.settings[0]
     for prompt in suite.prompts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import doctor
-from ..errors import InputError
 from ..generation.comparison import machine
 from ..generation.files import publish_folder
+from ..generation.loading import WORLD
 from .engine import Engine, StoppedError, started
+from .manifest import check_manifest, read_manifest, write_manifest
 from .records import STOP, Job, Record
-from .rows import Row, hash_model, make_rows, missing_rows
+from .rows import Row, make_rows, missing_rows
 from .store import DONE, FAILED, Store
 from .suite import Suite
 
@@ -83,13 +85,13 @@ def evaluate(
     suite = _absolute(suite)
     store.prepare()
     with store.locked():
-        manifest = check_manifest(store.read_manifest(), suite, options.extend, out)
+        manifest = check_manifest(read_manifest(out), suite, options.extend, out)
         rows = make_rows(suite, manifest["model_hash"])
         for setting in suite.settings:
-            (out / "videos" / setting.name).mkdir(exist_ok=True)
+            store.prepare_videos(setting.name)
         run = uuid.uuid4().hex[:8]
         manifest["runs"].append(_about_run(run))
-        store.write_manifest(manifest)
+        write_manifest(out, manifest)
         store.clear_unfinished()
         if options.retry_failed:
             store.drop_failed()
@@ -130,64 +132,6 @@ def _rounds(engine: Engine, job: Job, rows: Sequence[Row], finished: set[str], w
         idle = 0 if len(finished) > before else idle + 1
 
 
-def check_manifest(found: dict[str, Any] | None, suite: Suite, extend: bool, out: Path) -> dict[str, Any]:
-    """The manifest to continue with; refuses a folder of another suite.
-
-    Args:
-        found: What the folder has, or None.
-        suite: What is asked for now.
-        extend: Whether prompts, seeds and settings may have been added.
-        out: The folder, for messages.
-    """
-    model_hash = hash_model(suite.model)
-    new: dict[str, Any] = {"suite": suite.to_dict(), "model_hash": model_hash, "runs": [], "hashes": {}}
-    if found is None:
-        return new
-    old = found["suite"]
-    fixed = [
-        f"{name} was {old['fixed'].get(name)!r} and is {value!r}"
-        for name, value in suite.fixed.items()
-        if old["fixed"].get(name) != value
-    ]
-    if not fixed and found["model_hash"] != model_hash:
-        fixed = [f"the files of {suite.model} have changed"]
-    if fixed:
-        raise InputError(f"{out} holds rows of another suite ({'; '.join(fixed)}): choose another --out")
-    gone, added = _changes(old, new["suite"])
-    if gone:
-        raise InputError(f"{out} holds rows that the suite no longer has ({gone[0]}): choose another --out")
-    if added and not extend:
-        raise InputError(
-            f"{out} was made without {added[0]}{' and others' if len(added) > 1 else ''}: add --extend to "
-            "make what is new, or choose another --out"
-        )
-    return {**found, "suite": new["suite"]}
-
-
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What is gone or changed, and what was added. Seeds count by position, because that is in the videos'
-    names."""
-    gone, added = [], []
-    if list(new["seeds"])[: len(old["seeds"])] != list(old["seeds"]):
-        gone.append(f"seeds {list(old['seeds'])}; new ones belong at the end")
-    added += [f"seed {seed}" for seed in list(new["seeds"])[len(old["seeds"]) :]]
-    was = {item["name"]: item["options"] for item in old["settings"]}
-    now = {item["name"]: item["options"] for item in new["settings"]}
-    gone += [f"[settings.{name}] as it was" for name, options in was.items() if now.get(name) != options]
-    added += [f"[settings.{name}]" for name in now if name not in was]
-    prompts_old = [tuple(sorted(item.items(), key=str)) for item in map(_plain, old["prompts"])]
-    prompts_new = [tuple(sorted(item.items(), key=str)) for item in map(_plain, new["prompts"])]
-    kept = set(prompts_new)
-    gone += [f"prompt {dict(item)['text']!r}" for item in prompts_old if item not in kept]
-    before = set(prompts_old)
-    added += [f"prompt {dict(item)['text']!r}" for item in prompts_new if item not in before]
-    return gone, added
-
-
-def _plain(prompt: dict[str, Any]) -> dict[str, Any]:
-    return {name: prompt.get(name) for name in ("text", "name", "image")}
-
-
 def _about_run(run: str) -> dict[str, Any]:
     return {
         "id": run, "began": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": versions(), "machine": machine()
@@ -214,7 +158,7 @@ def _finish(
     done = [row for row in found if row["status"] == DONE]
     manifest["hashes"] = {row["id"]: row["hash"] for row in done}
     manifest["runs"][-1]["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    store.write_manifest(manifest)
+    write_manifest(store.folder, manifest)
     scores, reasons = join_scores(store.folder, suite, done)
     publish_folder(
         store.folder / REPORT, make_report(suite, found, len(rows), scores, reasons, manifest, command)
@@ -227,5 +171,6 @@ def _finish(
 
 def _absolute(suite: Suite) -> Suite:
     """The suite with absolute paths: workers may run in another folder than the driver."""
-    folder = Path(suite.model)
-    return replace(suite, model=str(folder.resolve())) if folder.is_dir() and "/" in suite.model else suite
+    if suite.model == WORLD or not os.path.isdir(suite.model):
+        return suite
+    return replace(suite, model=str(Path(suite.model).resolve()))

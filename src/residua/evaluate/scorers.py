@@ -163,7 +163,7 @@ def _entries(path: Path) -> Iterable[Mapping[str, Any]]:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".csv":
             return list(csv.DictReader(io.StringIO(text)))
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         raise InputError(
             f"{path}: not valid {'CSV' if path.suffix == '.csv' else 'JSON lines'} ({error})"

@@ -1,6 +1,6 @@
-"""The folder of a suite: one Parquet file per row, written completely or not at all, and the manifest.
+"""The folder of a suite: one Parquet file per row, written completely or not at all.
 
-manifest.json        suite, versions, hashes of the rows
+manifest.json        suite, versions, hashes of the rows (manifest.py)
 rows/<id>.parquet    one row each
 videos/<setting>/    the clips, named as VBench and PBench look for them
 references/<id>.npy  frames of the dense clips, which others are compared with
@@ -23,23 +23,23 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .. import json_text
 from ..errors import InputError
 from ..generation.files import SCRATCH, OutputError, publish_files
+from .manifest import MANIFEST
 from .rows import Row
 
-FORMAT, VERSION = "residua-evaluation", 1
 DONE, FAILED = "done", "failed"
-MANIFEST, LOCK = "manifest.json", "lock"
+LOCK = "lock"
 SAME = ("reference", "prompt", "prompt_name", "setting", "seed", "video")  # equal for the same row
 FOLDERS = ("rows", "videos", "references", "waiting", "running", "logs")
 WRITTEN = ("rows", "videos/*", "references", "waiting")  # where workers write files
+LATER = ("report", "scores")  # folders that others make
 
 _PART = pa.struct(
     [("name", pa.string()), ("density", pa.float64()), ("cost", pa.float64()), ("error", pa.float64())]
@@ -79,13 +79,22 @@ class Store:
             others = [path.name for path in self.folder.iterdir() if path.name not in (*FOLDERS, LOCK)]
             if others:
                 raise InputError(f"{self.folder} holds {others[0]} and no {MANIFEST}: choose a new folder")
+        for name in (*FOLDERS, *LATER):
+            if (self.folder / name).is_symlink():
+                raise InputError(_is_a_link(self.folder / name))
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    def prepare_videos(self, setting: str) -> None:
+        folder = self.folder / "videos" / setting
+        if folder.is_symlink():
+            raise InputError(_is_a_link(folder))
+        folder.mkdir(exist_ok=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Allows one run at a time; the system releases the lock when a run ends, even if it crashes."""
-        with (self.folder / LOCK).open("a+", encoding="utf-8") as stream:
+        with open_to_append(self.folder / LOCK) as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -125,9 +134,9 @@ class Store:
             table = pq.ParquetFile(self._row(row_id)).read()
             if table.schema != SCHEMA:  # of another version
                 table = pq.read_table(self._row(row_id), schema=SCHEMA)
-        except (OSError, pa.ArrowException):
+            rows = table.to_pylist()
+        except (OSError, ValueError, pa.ArrowException):  # ValueError: text that is not UTF-8
             return None
-        rows = table.to_pylist()
         whole = len(rows) == 1 and rows[0]["id"] == row_id and rows[0]["status"] in (DONE, FAILED)
         return cast("dict[str, Any]", rows[0]) if whole else None
 
@@ -180,10 +189,18 @@ class Store:
         publish_files({self._reference(row_id): _npy(frames)})
 
     def read_reference(self, row_id: str) -> np.ndarray | None:
+        """The frames of a dense clip. A file that holds none is deleted, so that they are made again."""
+        path = self._reference(row_id)
         try:
-            return cast(np.ndarray, np.load(self._reference(row_id), allow_pickle=False))
-        except (OSError, ValueError):
+            found = np.load(path, allow_pickle=False)
+        except OSError:
             return None
+        except (ValueError, EOFError, zipfile.BadZipFile):
+            found = None
+        if isinstance(found, np.ndarray) and found.ndim == 4:
+            return found
+        path.unlink(missing_ok=True)
+        return None
 
     def write_waiting(self, row_id: str, result: dict[str, Any], frames: np.ndarray) -> None:
         """Keeps a clip that cannot be measured yet."""
@@ -205,7 +222,7 @@ class Store:
         """Marks a row as being made. Returns the number of this attempt within the run, and the phase in
         which the previous attempt died."""
         before = self._read_mark(row_id)
-        attempt = int(before.get("attempt", 0)) + 1 if before.get("run") == run else 1
+        attempt = before["attempt"] + 1 if before.get("run") == run else 1
         self._mark(row_id, run, phase, attempt)
         return attempt, str(before.get("phase", "")) if attempt > 1 else ""
 
@@ -218,8 +235,8 @@ class Store:
         if not mark or mark["host"] != socket.gethostname():
             return bool(mark)
         try:
-            os.kill(int(mark["pid"]), 0)
-        except ProcessLookupError:
+            os.kill(mark["pid"], 0)
+        except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             pass
@@ -233,8 +250,9 @@ class Store:
             found = json.loads((self.folder / "running" / row_id).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
-        fine = isinstance(found, dict) and {"run", "phase", "attempt", "host", "pid"} <= set(found)
-        return cast("dict[str, Any]", found) if fine else {}
+        if not isinstance(found, dict) or not {"run", "phase", "host"} <= set(found):
+            return {}
+        return found if all(isinstance(found.get(name), int) for name in ("attempt", "pid")) else {}
 
     def _mark(self, row_id: str, run: str, phase: str, attempt: int) -> None:
         mark = {
@@ -250,30 +268,10 @@ class Store:
         """Adds a line to the log of a row. Errors are ignored: a log must not stop a run."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
-            with (self.folder / "logs" / f"{row_id}.log").open("a", encoding="utf-8") as stream:
+            with open_to_append(self.folder / "logs" / f"{row_id}.log") as stream:
                 stream.write(f"{stamp} {socket.gethostname()} {os.getpid()}  {text}\n")
         except OSError:
             pass
-
-    # the manifest
-
-    def read_manifest(self) -> dict[str, Any] | None:
-        path = self.folder / MANIFEST
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"{path}: cannot be read ({error}); choose another --out") from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT or found.get("version") != VERSION:
-            raise InputError(f"{path}: not a manifest of this version; choose another --out")
-        if not _has_outline(found):
-            raise InputError(f"{path}: not as `residua evaluate` writes it; choose another --out")
-        return found
-
-    def write_manifest(self, manifest: dict[str, Any]) -> None:
-        content = json_text.dumps({"format": FORMAT, "version": VERSION, **manifest}, indent=1) + "\n"
-        publish_files({self.folder / MANIFEST: content.encode()})
 
     def drop_references(self) -> None:
         shutil.rmtree(self.folder / "references", ignore_errors=True)
@@ -289,28 +287,6 @@ class Store:
         return self.folder / "waiting" / f"{row_id}.npz"
 
 
-def _has_outline(manifest: dict[str, Any]) -> bool:
-    """Whether all parts of a manifest are there, with the right types."""
-    suite = manifest.get("suite")
-    if not isinstance(suite, dict) or not isinstance(manifest.get("model_hash"), str):
-        return False
-    lists = (manifest.get("runs"), *(suite.get(name) for name in ("seeds", "settings", "prompts")))
-    tables = (manifest.get("hashes"), suite.get("fixed"))
-    if not all(isinstance(item, list) for item in lists) or not all(isinstance(t, dict) for t in tables):
-        return False
-    entries = (*suite["settings"], *suite["prompts"], *manifest["runs"])
-    return (
-        all(isinstance(entry, dict) for entry in entries)
-        and all(isinstance(item.get("name"), str) and "options" in item for item in suite["settings"])
-        and all(_is_plain(item) for item in suite["prompts"])
-        and all(isinstance(run.get("versions"), dict) for run in manifest["runs"])
-    )
-
-
-def _is_plain(prompt: dict[str, Any]) -> bool:
-    return all(isinstance(prompt.get(name), (str, type(None))) for name in ("text", "name", "image"))
-
-
 def rows_table(rows: Sequence[dict[str, Any]], scores: Sequence[str] = ()) -> bytes:
     """All rows as one Parquet file, with a column for every score."""
     schema = SCHEMA
@@ -322,10 +298,20 @@ def rows_table(rows: Sequence[dict[str, Any]], scores: Sequence[str] = ()) -> by
     return buffer.getvalue()
 
 
+def open_to_append(path: Path) -> TextIO:
+    """Opens a text file to add to it. Never through a link: somebody else's folder could name any file."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    return os.fdopen(descriptor, "a+", encoding="utf-8", errors="backslashreplace")
+
+
+def _is_a_link(path: Path) -> str:
+    return f"{path} is a link, and files are written and deleted in it: put a folder in its place"
+
+
 def _npy(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
 
 
-__all__ = ["DONE", "FAILED", "MANIFEST", "SCHEMA", "OutputError", "Store", "rows_table"]
+__all__ = ["DONE", "FAILED", "SCHEMA", "OutputError", "Store", "open_to_append", "rows_table"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from ..config import Config, read_toml
 from ..errors import InputError
-from ..generation.loading import DTYPES, OFFLOADS
+from ..generation.loading import DTYPES, OFFLOADS, WORLD, looks_like_a_path
 from ..generation.run import Request, parse_size
 from ..generation.sparsity import Sparsity
 from ..integration.quality import QUALITIES
@@ -20,6 +22,8 @@ from .tables import TomlTable, did_you_mean
 DENSE, FLOOR = "dense", "dense again"
 SCORERS = ("vbench", "pbench")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")  # also used as a folder name
+WANTED_MODEL = "wanted such a folder, a hub id such as Wan-AI/Wan2.2-TI2V-5B-Diffusers, or world"
+MAX_FPS, MAX_THREADS = 1000, 1024
 _NUMBERS = ("density", "max_error", "dense_steps", "dense_layers")
 
 
@@ -124,10 +128,9 @@ def read_suite(path: Path) -> Suite:
 def _suite(table: TomlTable, path: Path) -> Suite:
     folder = path.parent
     model = table.need("model", str, 'model = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"')
-    local = folder / Path(model).expanduser()
     metrics = table.table("metrics")
     suite = Suite(
-        model=str(local.resolve()) if "/" in model and (local / "model_index.json").is_file() else model,
+        model=_model(model, folder),
         prompts=read_prompts(table.table("prompts"), folder),
         seeds=_seeds(table),
         settings=_settings(table.table("settings"), metrics.get("floor", bool, True)),
@@ -141,6 +144,18 @@ def _suite(table: TomlTable, path: Path) -> Suite:
     metrics.finish()
     table.finish()
     return suite
+
+
+def _model(name: str, folder: Path) -> str:
+    """A folder as an absolute path, the other names as they are."""
+    if name == WORLD:
+        return name
+    local = folder / os.path.expanduser(name)
+    if os.path.isfile(local / "model_index.json"):
+        return str(local.resolve())
+    if looks_like_a_path(name):
+        raise InputError(f"model = {name!r}: {local} is no folder with model_index.json; {WANTED_MODEL}")
+    return name
 
 
 def _seeds(table: TomlTable) -> tuple[int, ...]:
@@ -161,8 +176,10 @@ def _generation(table: TomlTable) -> Generation:
         negative_prompt=table.get("negative_prompt", str), fps=table.get("fps", int, 16),
     )  # fmt: skip
     table.finish()
-    if found.fps < 1:
-        raise table.error("fps", "wanted at least 1")
+    if not 1 <= found.fps <= MAX_FPS:
+        raise table.error("fps", f"wanted 1 to {MAX_FPS}")
+    if found.guidance is not None and not math.isfinite(found.guidance):
+        raise table.error("guidance", "wanted a finite number")
     found.request("a prompt", 0)  # refuses steps and frames below 1
     return found
 
@@ -239,6 +256,8 @@ def _work(table: TomlTable) -> Workers:
         value = getattr(found, name)
         if value is not None and value < least:
             raise table.error(name, f"wanted at least {least}")
+    if found.threads is not None and found.threads > MAX_THREADS:  # torch would end the process
+        raise table.error("threads", f"wanted at most {MAX_THREADS}")
     table.finish()
     return found
 
@@ -254,10 +273,10 @@ def _words(table: TomlTable, name: str, known: tuple[str, ...] | None = None) ->
 
 def _file(table: TomlTable, name: str, folder: Path) -> str | None:
     given = table.get(name, str)
-    return None if given is None else str(_existing(folder / Path(given).expanduser(), name))
+    return None if given is None else str(_existing(folder / os.path.expanduser(given), name))
 
 
 def _existing(path: Path, name: str) -> Path:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"[metrics] {name}: {path} does not exist")
     return path.resolve()

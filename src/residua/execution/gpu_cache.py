@@ -25,7 +25,8 @@ def cache_file() -> Path:
     base = os.environ.get("RESIDUA_CACHE")
     if base:
         return Path(base) / "gpus.json"
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    # not Path.home: it raises for a user whom the system does not know, as in some containers
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home) / "residua" / "gpus.json"
 
 
@@ -46,7 +47,10 @@ def recall(device: torch.device) -> dict[str, Any]:
     """What is known about the GPU: `failed` {backend: reason}, `passed` [backends], `order` [backends]."""
     known = _read()
     found = known.get(gpu_key(device)) if known else None
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    kinds = {"failed": dict, "passed": list, "order": list}
+    return {name: found[name] for name, kind in kinds.items() if isinstance(found.get(name), kind)}
 
 
 def remember(device: torch.device, **facts: Any) -> None:
@@ -80,6 +84,6 @@ def _parsed(path: Path, state: tuple[int, int, int]) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

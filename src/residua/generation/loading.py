@@ -81,7 +81,7 @@ def load(model: str, placement: Placement) -> Any:
     folder = Path(model)
     if model == WORLD or _class_name(folder) == "WorldPipeline":
         pipe = _load_world(None if model == WORLD else folder, placement)
-    elif folder.is_dir() or not _looks_like_a_path(model):
+    elif folder.is_dir() or not looks_like_a_path(model):
         pipe = _load_diffusers(model, placement)
     else:
         raise InputError(
@@ -194,7 +194,8 @@ def _class_name(folder: Path) -> str | None:
     return found.get("_class_name") if isinstance(found, dict) else None
 
 
-def _looks_like_a_path(model: str) -> bool:
+def looks_like_a_path(model: str) -> bool:
+    """Whether a model's name cannot be one of the hub, which are `owner/name`."""
     return model.startswith((".", "/", "~")) or model.count("/") != 1 or os.sep * 2 in model
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ..config import Config
 from ..diffusers import Handle, accelerate, preset_config
 from ..integration import find_quality
+from ..integration.settings import check_count, check_share
 from ..methods import find_method
 
 
@@ -32,6 +33,11 @@ class Sparsity:
         config = (self.config or Config()).replace(**self._changes)
         if self.method is not None:
             find_method(self.method).settings(config)
+        for name in ("dense_steps", "dense_layers"):
+            if getattr(self, name) is not None:
+                check_share(name, getattr(self, name))
+        if self.min_tokens is not None:
+            check_count("min_tokens", self.min_tokens)
 
     @property
     def is_residua(self) -> bool:

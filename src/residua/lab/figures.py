@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def curves(
         if log:
             _log_ticks(axis)
         else:
-            axis.set_ylim(bottom=0)
+            _from_zero(axis)
     # below the panels: inside them it would cover lines
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(
@@ -154,6 +155,12 @@ def curves(
         labelcolor=INK,
     )  # fmt: skip
     return drawn(figure)
+
+
+def _from_zero(axis: Any) -> None:
+    """From 0, with room above the highest point: what matplotlib leaves for a flat line would cut it."""
+    top = axis.dataLim.ymax
+    axis.set_ylim(0, 1.06 * top if 0 < top < math.inf else None)
 
 
 def _log_ticks(axis: Any) -> None:

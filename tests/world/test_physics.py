@@ -133,9 +133,25 @@ def test_a_video_without_the_ball_has_no_position_error() -> None:
     assert "lost 1" in str(physics)
 
 
+def test_a_reference_without_the_ball_loses_none() -> None:
+    """A dense video may have lost the ball, too: then there is nothing to compare with."""
+    video = clip(ONE, ONE_LAYOUT, frames=4)
+    physics = physics_of(video, ONE, np.zeros_like(video))
+    assert physics.lost == physics.bounces == 0 and np.isnan(physics.position_error)
+
+
+@pytest.mark.parametrize(("frames", "height", "width"), [(1, 64, 64), (3, 33, 47), (8, 96, 48)])
+def test_one_frame_and_odd_sizes_are_measured(frames: int, height: int, width: int) -> None:
+    video = (render_video(ONE, ONE_LAYOUT, frames, height, width) + 1) / 2
+    physics = physics_of(video.permute(1, 2, 3, 0), ONE, ONE_LAYOUT)
+    assert physics.kept and physics.position_error < 0.1
+
+
 def test_shapes_that_are_no_pair_of_videos_are_refused() -> None:
     video = clip(ONE, ONE_LAYOUT, frames=2)
     with pytest.raises(InputError, match="two of one shape"):
         physics_of(video, ONE, video[:1])
     with pytest.raises(InputError, match=r"wanted \[T, H, W, 3\]"):
         physics_of(video[0], ONE, video)
+    with pytest.raises(InputError, match=r"wanted \[T, H, W, 3\]"):
+        physics_of(video[:0], ONE, ONE_LAYOUT)

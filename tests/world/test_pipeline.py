@@ -82,9 +82,13 @@ def test_images_of_all_kinds_are_the_same_first_frame(pipeline: WorldPipeline) -
     pixels = (frame.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8)
     rendered = pipeline(PROMPT, generator=seeded(), **TINY).frames
     from_tensor = pipeline(PROMPT, image=frame[None], generator=seeded(), **TINY).frames
-    from_image = pipeline(PROMPT, image=Image.fromarray(pixels), generator=seeded(), **TINY).frames
+    picture = Image.fromarray(pixels)
+    from_image = pipeline(PROMPT, image=picture, generator=seeded(), **TINY).frames
     np.testing.assert_allclose(from_tensor, rendered, atol=1e-5)
     np.testing.assert_allclose(from_image, rendered, atol=0.05)
+    for same in (pixels, picture.convert("RGBA"), [picture]):
+        frames = pipeline(PROMPT, image=same, generator=seeded(), **TINY).frames
+        np.testing.assert_allclose(frames, from_image, atol=1e-5)
 
 
 def test_callback_sees_every_step_and_may_change_the_latents(pipeline: WorldPipeline) -> None:
@@ -123,6 +127,22 @@ def test_branches_run_in_their_cache_contexts(pipeline: WorldPipeline, monkeypat
 def test_bad_sizes_are_refused(pipeline: WorldPipeline, bad: dict) -> None:
     with pytest.raises(InputError, match="wanted"):
         pipeline(PROMPT, **(TINY | bad))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"prompt": []}, "no prompt"),
+        ({"image": torch.rand(3, 3, 16, 16)}, "image: 3 of 3 channels for 1 prompts"),
+        ({"image": torch.rand(1, 4, 16, 16)}, "image: 1 of 4 channels"),
+        ({"latents": torch.rand(1, 3, 3, 8, 16)}, r"latents of shape \[1, 3, 3, 8, 16\]"),
+    ],
+)
+def test_inputs_that_do_not_fit_each_other_are_refused(
+    pipeline: WorldPipeline, bad: dict, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        pipeline(**({"prompt": PROMPT} | TINY | bad))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def load_pipeline(
     """The pipeline with trained weights.
 
     Args:
-        folder: Folder of the weights; None: those of the package.
+        folder: Folder of the weights.
         torch_dtype: Precision of the weights; None: float32.
         device: Where to put the model.
 

@@ -210,7 +210,7 @@ def find_bounces(track: Track, hop: float) -> list[int]:
 
 def _pixels(video: np.ndarray | Tensor) -> np.ndarray:
     pixels = video.detach().cpu().numpy() if isinstance(video, Tensor) else np.asarray(video)
-    if pixels.ndim != 4 or pixels.shape[-1] != 3:
+    if pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.size == 0:
         raise InputError(f"a video of shape {pixels.shape}: wanted [T, H, W, 3] in [0, 1]")
     return pixels
 

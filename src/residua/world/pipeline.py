@@ -87,8 +87,9 @@ class WorldPipeline(DiffusionPipeline):
 
         Args:
             prompt: One or several, of the closed vocabulary (`residua.world.scenes.vocabulary`).
-            image: The first frame (a PIL image, an array or tensor in [0, 1]); without one it is rendered
-                from the prompt, balls where `residua.world.scenes.default_layout` puts them.
+            image: The first frame, one or one per prompt (PIL images, an array or tensor in [0, 1], an array
+                of bytes); without one it is rendered from the prompt, balls where
+                `residua.world.scenes.default_layout` puts them.
             height: In pixels, a multiple of 4. The model was trained at 64.
             width: In pixels, a multiple of 4. The model was trained at 64.
             num_frames: Frames of the clip, which always lasts two seconds: 32 are 8,192 tokens, 64 16,384 and
@@ -106,6 +107,8 @@ class WorldPipeline(DiffusionPipeline):
             The frames.
         """
         prompts = [prompt] if isinstance(prompt, str) else prompt
+        if not prompts:
+            raise InputError("no prompt: wanted one or several")
         parsed = [scenes.parse_prompt(text, self.prompt_table.config["max_balls"]) for text in prompts]
         self._check_inputs(height, width, num_frames, num_inference_steps, output_type)
         self._guidance_scale = guidance_scale
@@ -116,9 +119,11 @@ class WorldPipeline(DiffusionPipeline):
         condition = condition_channels(first_frame, num_frames)
         prompt_embeds = self.prompt_table.encode(list(parsed)).to(dtype)
         negative_prompt_embeds = self.prompt_table.encode([None] * len(parsed)).to(dtype)
+        shape = (len(parsed), 3, num_frames, height, width)
         if latents is None:
-            shape = (len(parsed), 3, num_frames, height, width)
             latents = randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
+        elif latents.shape != shape:
+            raise InputError(f"latents of shape {list(latents.shape)}: wanted {list(shape)}")
         levels = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)  # the scheduler shifts them
         self.scheduler.set_timesteps(sigmas=levels.tolist(), device=device)
 
@@ -167,7 +172,18 @@ class WorldPipeline(DiffusionPipeline):
                 for scene, layout in zip(parsed, layouts, strict=True)
             ]
             return torch.stack(frames)  # [B, 3, H, W]
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+            image = image / np.float32(255)  # the processor takes arrays for values in [0, 1]
+        if isinstance(image, PIL.Image.Image):
+            image = [image]
+        if isinstance(image, list):  # pictures with transparency, grey ones
+            image = [one.convert("RGB") if isinstance(one, PIL.Image.Image) else one for one in image]
         frame = self.video_processor.preprocess(image, height=height, width=width).float()
+        if len(frame) not in (1, len(parsed)) or frame.shape[1] != 3:
+            raise InputError(
+                f"image: {len(frame)} of {frame.shape[1]} channels for {len(parsed)} prompts; wanted one, or "
+                "one per prompt, of 3 channels"
+            )
         return frame.expand(len(parsed), -1, -1, -1)
 
     @staticmethod

@@ -110,7 +110,7 @@ def test_a_link_in_the_folder_of_somebody_else_is_not_followed(tmp_path, name):
             store.prepare()
             store.prepare_videos("paper")
             with store.locked():
-                store.clear_running()
+                store.clear_unfinished()
     assert [path.name for path in mine.iterdir()] == ["precious"]
     assert (mine / "precious").read_text() == "mine"
 

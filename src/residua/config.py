@@ -31,7 +31,7 @@ Kind = TypeVar("Kind", bound=type)
 
 def _names_checked(kind: Kind) -> Kind:
     """Lets a dataclass refuse a name that it does not have with the right one; its own error has no hint."""
-    init = kind.__init__  # type: ignore[misc]
+    init = vars(kind)["__init__"]
 
     @functools.wraps(init)  # keeps the signature for help and editors
     def checked(self: object, *settings: Any, **named: Any) -> None:

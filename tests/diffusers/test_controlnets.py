@@ -22,7 +22,6 @@ def flux(tiny):
 
 def qwen_image(tiny):
     _, inputs = tiny.build("qwen image")
-    inputs.pop("txt_seq_lens", None)
     model = diffusers.QwenImageControlNetModel(
         in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
         joint_attention_dim=16, axes_dims_rope=(8, 4, 4),

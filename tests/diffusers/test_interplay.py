@@ -185,6 +185,37 @@ def test_lora_loaded_before_and_after(wan, scheduler, denoise, speed_up, tmp_pat
     assert handle.report().total.sparse == 72
 
 
+def test_lora_swapped_in_a_compiled_model(wan, scheduler, denoise, speed_up, tiny, tmp_path):
+    pytest.importorskip("peft")
+    from peft import LoraConfig
+
+    wanted = []
+    for seed in range(2):
+        other, inputs = build(tiny)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            other.add_adapter(LoraConfig(r=2, target_modules=["to_q", "to_k"]))
+            for name, weight in other.named_parameters():
+                if "lora_B" in name:
+                    torch.nn.init.normal_(weight, std=0.3)
+        wanted.append(denoise(other, inputs, scheduler))
+        other.save_lora_adapter(tmp_path / str(seed))
+    assert not torch.allclose(*wanted, atol=1e-2)
+    model, inputs = wan
+    handle = speed_up(model, 1.0, scheduler=scheduler)
+    model.enable_lora_hotswap(target_rank=4)
+    for seed in range(2):
+        model.load_lora_adapter(
+            tmp_path / str(seed), prefix=None, weight_name="pytorch_lora_weights.safetensors",
+            adapter_name="style", hotswap=seed == 1,
+        )  # fmt: skip
+        if seed == 0:
+            torch._dynamo.reset()
+            model.compile_repeated_blocks(backend="eager", fullgraph=True)
+        assert torch.allclose(denoise(model, inputs, scheduler), wanted[seed], atol=5e-5)
+    assert handle.report().total.sparse == 36
+
+
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_bf16(mode, wan, scheduler, denoise, speed_up):
     model, inputs = wan

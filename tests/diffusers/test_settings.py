@@ -171,7 +171,8 @@ def test_all_families_of_the_promise_are_there():
         "Flux2Transformer2DModel", "QwenImageTransformer2DModel", "MiniMaxH3Transformer3DModel",
         "AllegroTransformer3DModel", "AnyFlowTransformer3DModel", "EasyAnimateTransformer3DModel",
         "HeliosTransformer3DModel", "Kandinsky5Transformer3DModel", "Kandinsky6Transformer3DModel",
-        "SD3Transformer2DModel", "ZImageTransformer2DModel",
+        "SD3Transformer2DModel", "ZImageTransformer2DModel", "FluxControlNetModel",
+        "QwenImageControlNetModel", "SD3ControlNetModel", "ZImageControlNetModel",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@ rank 0."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 
@@ -17,9 +18,12 @@ from residua import IntegrationError, accelerate
 STEPS = 3
 
 
+HEADS = {"wan": 4, "wan, 3 heads": 3}
+
+
 def build(name: str):
     with torch.random.fork_rng():
-        model, inputs = tiny.settled(tiny.wan(heads=4) if name == "wan" else tiny.ltx())
+        model, inputs = tiny.settled(tiny.wan(heads=HEADS[name]) if name in HEADS else tiny.ltx())
     if name == "ltx":
         inputs["encoder_attention_mask"] = None  # diffusers does not split the heads of this mask
     return model, inputs
@@ -55,6 +59,12 @@ def compare(name: str, order: str, **degrees: object) -> dict[str, object]:
     }  # fmt: skip
 
 
+def uneven() -> dict[str, object] | None:
+    if "ulysses_anything" not in inspect.signature(diffusers.ContextParallelConfig).parameters:
+        return None  # an older diffusers
+    return compare("wan, 3 heads", "parallel first", ulysses_degree=2, ulysses_anything=True)
+
+
 def refused(order: str) -> str:
     scheduler = conftest.FakeScheduler()
     model, inputs = build("wan")
@@ -80,6 +90,7 @@ def main() -> None:
         "wan, parallel first": compare("wan", "parallel first", ulysses_degree=2),
         "wan, sparse first": compare("wan", "sparse first", ulysses_degree=2),
         "ltx": compare("ltx", "parallel first", ulysses_degree=2),
+        "wan, 3 heads": uneven(),
         "ring, parallel first": refused("parallel first"),
         "ring, sparse first": refused("sparse first"),
     }

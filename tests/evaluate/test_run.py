@@ -12,6 +12,7 @@ import pytest
 import torch
 from command import run as residua
 
+from residua.cli.evaluate_progress import Board
 from residua.errors import InputError
 from residua.evaluate.engine import PlainLoop, StoppedError
 from residua.evaluate.generate import Generate
@@ -19,7 +20,7 @@ from residua.evaluate.measure import Measure
 from residua.evaluate.records import Job
 from residua.evaluate.rows import make_rows
 from residua.evaluate.run import Options, Watcher, evaluate
-from residua.evaluate.store import Store
+from residua.evaluate.store import DONE, Store
 from residua.generation import files, loading
 from residua.generation.loading import load
 
@@ -279,6 +280,19 @@ def test_the_command(weights, tmp_path):
     path.write_text(path.read_text().replace("steps = 2", "steps = 3"))
     refused = residua("evaluate", path, "--out", out, "--ray", "off")
     assert refused.exit_code == 2 and "steps was 2 and is 3" in refused.output
+
+
+@pytest.mark.parametrize(
+    "done, title", [(1, "1 of 3 rows, 0 running, time unknown left"), (3, "0:00:00 left")]
+)
+def test_the_table_of_a_run_that_is_done_has_no_time_left(make_suite, tmp_path, done, title):
+    suite = make_suite(1)
+    rows, board = make_rows(suite, "model"), Board(suite)
+    known = {"status": DONE, "psnr": None, "seconds": 1.0}
+    board.begin(
+        rows, [{"id": row.id, "setting": row.setting, **known} for row in rows[:done]], Store(tmp_path)
+    )
+    assert title in str(board.__rich__().title)
 
 
 def test_a_suite_that_is_wrong_is_one_line(tmp_path):

@@ -58,10 +58,10 @@ class Board(Watcher):
         return table
 
     def _left(self, total: int) -> str:
-        made = len(self._summaries) - self._before
-        if made < 1:
+        made, left = len(self._summaries) - self._before, total - len(self._summaries)
+        if left and made < 1:
             return "time unknown"
-        seconds = (time.monotonic() - self._began) / made * (total - len(self._summaries))
+        seconds = (time.monotonic() - self._began) / made * left if left else 0.0
         hours, rest = divmod(round(seconds), 3600)
         return f"{hours}:{rest // 60:02}:{rest % 60:02}"
 

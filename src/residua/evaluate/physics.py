@@ -30,11 +30,11 @@ def physics_columns(pipeline: str, row: Row, frames: np.ndarray, dense: np.ndarr
     found: dict[str, Any] = {
         "physics_dense_error": _number(physics_of(clip, scene, reference).position_error)
     }
-    # With an image from the user, the true start of the balls is unknown.
+    # With an image the true start of the balls is unknown: the dense clip decides what is lost.
     truth = physics_of(clip, scene, reference if row.image else default_layout(scene))
     return {
         **found,
-        "physics_error": _number(truth.position_error),
+        "physics_error": None if row.image else _number(truth.position_error),
         "physics_kept": truth.kept,
         "physics_bounces_off": _bounces(truth),
     }

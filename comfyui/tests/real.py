@@ -191,9 +191,9 @@ def prompt_through_the_server(comfyui: Path, port: int) -> bool:
         server = subprocess.Popen(command, cwd=comfyui, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
         url = f"http://127.0.0.1:{port}"
-        known = _wait(lambda: _get(f"{url}/object_info/ResiduaReport"), server, 180)
+        known = _wait(lambda: _get(f"{url}/object_info/ResiduaReport"), server, 900)
         identity = _post(f"{url}/prompt", {"prompt": PROMPT})["prompt_id"]
-        done = _wait(lambda: _get(f"{url}/history/{identity}").get(identity), server, 180)
+        done = _wait(lambda: _get(f"{url}/history/{identity}").get(identity), server, 900)
         text = done["outputs"].get("5", {}).get("text", [""])[0]
         good = (
             "ResiduaReport" in known and done["status"]["status_str"] == "success" and "calls sparse" in text

@@ -15,6 +15,7 @@ from typing import Any
 from ..generation.method_table import MAX_WAITING
 from ..lab.figures import curves
 from ..lab.report import Picture, Report, render_page, style
+from ..lab.tables import counted
 from .report_tables import Values, collect, tables
 from .scorers import RowScores
 from .statistics import ENOUGH_PROMPTS, Estimate, estimate, paired, prompt_key, prompt_values
@@ -159,7 +160,8 @@ def _lead(suite: Suite, done: int, wanted: int) -> str:
     generation = suite.generation
     size = "" if generation.width is None else f", {generation.width} x {generation.height} pixels"
     return (
-        f"{_model_name(suite.model)}: {len(suite.prompts)} prompt(s), {len(suite.seeds)} seed(s), "
+        f"{_model_name(suite.model)}: {counted(len(suite.prompts), 'prompt')}, "
+        f"{counted(len(suite.seeds), 'seed')}, "
         f"{len(suite.settings)} settings; {done} of {wanted} rows. "
         f"{generation.steps or 'Default'} steps{size}."
     )
@@ -178,7 +180,7 @@ def _warnings(
     prompts = len({prompt_key(row) for row in done})
     if prompts < ENOUGH_PROMPTS:
         told.append(
-            f"{prompts} prompt(s): intervals of fewer than {ENOUGH_PROMPTS} are too narrow, no * is set."
+            f"{counted(prompts, 'prompt')}: intervals of fewer than {ENOUGH_PROMPTS} are too narrow, no * is set."
         )
     missing = wanted - len(done) - len(failed)
     if missing:

@@ -180,7 +180,8 @@ def _warnings(
     prompts = len({prompt_key(row) for row in done})
     if prompts < ENOUGH_PROMPTS:
         told.append(
-            f"{counted(prompts, 'prompt')}: intervals of fewer than {ENOUGH_PROMPTS} are too narrow, no * is set."
+            f"{counted(prompts, 'prompt')}: intervals of fewer than {ENOUGH_PROMPTS} are too narrow, no * is "
+            "set."
         )
     missing = wanted - len(done) - len(failed)
     if missing:

@@ -155,7 +155,7 @@ def test_the_schedule_is_small_at_75600_tokens_and_40_heads():
     with launches():
         schedule = schedule_tiles(route(), 128, 64)
     assert schedule.key_tiles.device.type == "meta"
-    assert schedule.bytes < 256 << 20
+    assert schedule.bytes < 280 << 20  # 16 bytes for each of 1,433 tiles of every query group
 
 
 class Operations(TorchDispatchMode):

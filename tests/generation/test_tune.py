@@ -12,6 +12,7 @@ from command import run
 
 from residua import Config, InputError, accelerate
 from residua.generation import tune
+from residua.generation.floor import MEANING
 from residua.generation.run import generate
 from residua.generation.sparsity import Sparsity
 from residua.generation.tune import Log, Target, Trial, Unreachable, densities, setting
@@ -132,7 +133,7 @@ def test_tune_writes_a_profile_that_accelerate_takes(weights, pipe, request_smal
     out = tmp_path / "p.toml"
     found = run("tune", "--model", weights, "--target-psnr", "20", "--tries", "3", "--out", out, *TINY)
     assert found.exit_code == 0, found.output
-    for word in ("tuning", "held out", "floor", "dense twice", "kept", "on the held-out ones"):
+    for word in ("tuning", "held out", "floor", MEANING, "kept", "on the held-out ones"):
         assert word in " ".join(found.output.split())  # a long path makes lines break
     data = tomllib.loads(out.read_text(encoding="utf-8"))
     assert data["evidence"]["on_tuning"] >= 20 and data["evidence"]["on_held_out"] >= 20

@@ -192,17 +192,21 @@ def _seed(word: str) -> int:
 
 def _print_table(model: str, target: Target, log: Log) -> None:
     """Every setting that was tried, with the floor above the trials on the same clips."""
+    from ..generation.floor import MEANING
+
     columns = ("density", "guard", "cost", "worst", "PSNR\ndB", "LPIPS", "error", "speed\n-up", "")
     table = figures(f"{model}: {target}", "", *columns)
     for where, trials in log.trials.items():
         floor = log.floors.get(where)
         if floor:
             psnr, lpips = _number(floor.get("psnr"), "{:.2f}"), _number(floor.get("lpips"))
-            table.add_row(f"{where}: floor", "", "", "", "", psnr, lpips, "", "", "dense twice")
+            table.add_row(f"{where}: floor", "", "", "", "", psnr, lpips, "", "", "")
         for trial in trials:
             table.add_row(where, *_cells(trial))
     if table.row_count:
         show(table)
+    if any(log.floors.values()):
+        console.print(f"the floor: {MEANING}", soft_wrap=True)
 
 
 def _cells(trial: Trial) -> list[str]:

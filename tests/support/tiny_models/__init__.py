@@ -15,9 +15,11 @@ import torch
 
 from .common import VIDEO as VIDEO
 from .common import Built
+from .common import latents as latents
 from .common import noise as noise
 from .cosmos import cosmos3, cosmos25
 from .image import flux, flux2, qwen_image, sd3, z_image
+from .image import places as places
 from .like_hunyuan import framepack, hunyuan, hunyuan15, motif
 from .like_ltx import ltx, ltx2, ltx23, ltx25
 from .like_wan import anyflow, chronoedit, helios, skyreels, wan, wan_animate, wan_vace

@@ -166,8 +166,15 @@ class Family:
 
 
 def taggable(processor: Any) -> Any:
-    """A copy, because layers may share a processor. One with weights (an IP-Adapter) belongs to its layer,
-    and torch would take a copy for another part of the model."""
+    """A processor that may be marked as that of one layer.
+
+    Args:
+        processor: The layer's own.
+
+    Returns:
+        A copy, because layers may share a processor. One with weights (an IP-Adapter) belongs to its layer,
+        and torch would take a copy for another part of the model.
+    """
     return processor if isinstance(processor, torch.nn.Module) else copy.copy(processor)
 
 

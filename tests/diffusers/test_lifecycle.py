@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from interrupt import Place, interrupted_at
 
 from residua import BackendError, Config, IntegrationError, accelerate
 from residua.diffusers import attached
@@ -48,6 +49,17 @@ def test_remove_leaves_no_trace(name, tiny, scheduler, denoise, speed_up):
     assert not handle.active and "removed" in repr(handle)
     assert counts(handle) == before  # the report survives
     assert not _rebound
+
+
+def test_ctrl_c_while_a_model_is_changed_leaves_it_as_it_was(tiny, scheduler, speed_up):
+    model, _ = tiny.build("wan")
+    with interrupted_at(Place("diffusers/dispatch.py", "rebind")) as sent, pytest.raises(KeyboardInterrupt):
+        speed_up(model, scheduler=scheduler)
+    assert sent and traces(model) == [] and not _rebound
+    handle = speed_up(model, scheduler=scheduler)
+    with interrupted_at(Place("diffusers/dispatch.py", "unbind")) as sent, pytest.raises(KeyboardInterrupt):
+        handle.remove()
+    assert sent and traces(model) == [] and not _rebound
 
 
 def test_context_manager_removes_after_an_exception(tiny, scheduler, speed_up):

@@ -19,6 +19,7 @@ from command import run
 from interrupt import Place, entries, interrupted_at
 from tiny_world import tiny_world
 
+from residua.diffusers import dispatch
 from residua.generation.files import MARKER
 from residua.lab import CaptureWriter, read_captures
 from residua.world.held_out import DEMO_PROMPT, TUNING_PROMPTS
@@ -120,6 +121,8 @@ def interrupt(name: str, files: dict[str, str], place: Place) -> None:
     except KeyboardInterrupt:  # while the command is built, before it begins: `residua.__main__` answers
         assert place.file == "cli/app.py" and "__init__" in place.function, place
         return
+    finally:
+        forget_models()
     assert sent, f"{place} was not entered"
     assert found.exit_code == 130, f"{place}: {found.exit_code}\n{found.output}"
     assert "Traceback" not in found.output, found.output
@@ -129,6 +132,14 @@ def interrupt(name: str, files: dict[str, str], place: Place) -> None:
     assert (sys.stdout, sys.stderr) == streams and torch.get_num_threads() == threads
     assert signal.getsignal(signal.SIGINT) is not None
     check_folder_is_whole(Path())
+
+
+def forget_models() -> None:
+    """Between `accelerate` and the block of a `with`, Ctrl-C ends the process while a model is accelerated. A
+    test that shares this process must not see that."""
+    for name in list(dispatch._rebound):
+        dispatch._rebound[name] = 1
+        dispatch.unbind(sys.modules[name])
 
 
 def check_folder_is_whole(folder: Path) -> None:

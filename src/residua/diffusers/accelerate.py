@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..config import Config
 from ..errors import InputError, IntegrationError
 from ..integration import ModelFacts, Profile, make_settings
+from ..interrupts import uninterrupted
 from .components import transformers_of
 from .families import Family, family_of, is_supported
 from .families.generic import Generic
@@ -100,17 +101,19 @@ def accelerate(
     attachments: list[Attachment] = []
     offset = Offset()
     try:
-        for (name, model), family, settings in zip(models.items(), families, wanted, strict=True):
-            attachments.append(
-                Attachment(name, model, family, settings, current_scheduler, steps, time_stages, offset)
-            )
+        with uninterrupted():  # Ctrl-C comes after the last layer, and undoes all
+            for (name, model), family, settings in zip(models.items(), families, wanted, strict=True):
+                attachments.append(
+                    Attachment(name, model, family, settings, current_scheduler, steps, time_stages, offset)
+                )
+            for attachment in attachments:
+                attachment.siblings = tuple(other for other in attachments if other is not attachment)
+            return Handle(target, attachments)
     except BaseException:
-        for attachment in attachments:
-            attachment.detach()
+        with uninterrupted():
+            for attachment in attachments:
+                attachment.detach()
         raise
-    for attachment in attachments:
-        attachment.siblings = tuple(other for other in attachments if other is not attachment)
-    return Handle(target, attachments)
 
 
 def attached(target: Any) -> Handle | None:

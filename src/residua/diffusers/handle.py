@@ -7,6 +7,7 @@ from typing import Any
 
 from ..integration import Report, make_report
 from ..integration.report import Per
+from ..interrupts import uninterrupted
 from .attach import Attachment, attachment_of
 from .components import models_beside, unwrap
 
@@ -38,7 +39,7 @@ class Handle:
             A report that can be printed, shown in a notebook, and saved.
         """
         hosts = [attachment.host for attachment in self.attachments]
-        return make_report(hosts, self._remarks()).view(per, full)
+        return make_report(hosts, tuple(self._remarks())).view(per, full)
 
     def clear(self) -> None:
         """Sets the counters of the report to zero."""
@@ -52,10 +53,12 @@ class Handle:
             attachment.forget()
 
     def remove(self) -> None:
-        """Restores every transformer; the report stays readable. Calling it twice is harmless."""
-        for attachment in self.attachments:
-            if attachment.active:
-                attachment.detach()
+        """Restores every transformer; the report stays readable. Calling it twice is harmless, and Ctrl-C
+        waits for its end."""
+        with uninterrupted():
+            for attachment in self.attachments:
+                if attachment.active:
+                    attachment.detach()
 
     def _remarks(self) -> Iterator[str]:
         if not self.active:

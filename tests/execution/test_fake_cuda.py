@@ -134,7 +134,7 @@ def test_budgets_that_move_are_learned_and_spent_on_the_device(balance, shape):
     assert trace.waits == [] and trace.mixed == []
     solved = sum(op.name == "exp" and op.dtype == "float64" for op in trace.operations) >= CUTS
     assert solved == balance
-    assert trace.kernels <= 450
+    assert trace.kernels <= 560
 
 
 @pytest.mark.parametrize("shape", [{}, TEXT], ids=["plain", "grouped queries, text, padding"])

@@ -50,8 +50,7 @@ class GroupingPrimitives(NumberPrimitives):
 
         Returns:
             Labels [G, N] int64 (-1 where not valid), centres [G, C, R] (an empty group keeps its own), and
-            sizes [G, C]
-            int64.
+            sizes [G, C] int64.
         """
         return plain.kmeans_step(x, centres, valid)
 

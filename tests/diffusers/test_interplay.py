@@ -263,12 +263,9 @@ def test_offload_of_a_whole_pipeline(pipes, speed_up):
     assert [(layer.sparse, layer.warm) for layer in handle.report().transformers[0].layers] == [(12, 6)] * 2
 
 
-def test_perturbed_attention_guidance_is_left_to_diffusers(tiny, scheduler, denoise, speed_up):
-    """Its hook replaces torch's attention by the values, which a sparse call would not notice."""
+def perturb_the_first_layer(model):
     from diffusers.hooks import LayerSkipConfig, apply_layer_skip
 
-    model, inputs = tiny.build("qwen image")
-    plain = denoise(model, inputs, scheduler)
     skip = LayerSkipConfig(
         indices=[0], fqn="transformer_blocks", skip_attention=False, skip_attention_scores=True, skip_ff=False
     )
@@ -276,6 +273,13 @@ def test_perturbed_attention_guidance_is_left_to_diffusers(tiny, scheduler, deno
         apply_layer_skip(model, skip)
     except ValueError as error:
         pytest.skip(f"this diffusers cannot perturb Qwen-Image: {error}")
+
+
+def test_perturbed_attention_guidance_is_left_to_diffusers(tiny, scheduler, denoise, speed_up):
+    """Its hook replaces torch's attention by the values, which a sparse call would not notice."""
+    model, inputs = tiny.build("qwen image")
+    plain = denoise(model, inputs, scheduler)
+    perturb_the_first_layer(model)
     perturbed = denoise(model, inputs, scheduler)
     handle = speed_up(model, 1.0, scheduler=scheduler)
     out = denoise(model, inputs, scheduler)
@@ -288,19 +292,11 @@ def test_perturbed_attention_guidance_is_left_to_diffusers(tiny, scheduler, deno
 
 def test_perturbed_attention_guidance_in_a_compiled_model_is_an_error(tiny, scheduler, denoise, speed_up):
     """The graph does not contain the hook's function mode, so nothing would be perturbed."""
-    from diffusers.hooks import LayerSkipConfig, apply_layer_skip
-
     model, inputs = tiny.build("qwen image")
     handle = speed_up(model, scheduler=scheduler)
     torch._dynamo.reset()
     model.compile(backend="eager")
-    skip = LayerSkipConfig(
-        indices=[0], fqn="transformer_blocks", skip_attention=False, skip_attention_scores=True, skip_ff=False
-    )
-    try:
-        apply_layer_skip(model, skip)
-    except ValueError as error:
-        pytest.skip(f"this diffusers cannot perturb Qwen-Image: {error}")
+    perturb_the_first_layer(model)
     with pytest.raises(IntegrationError, match="in a compiled transformer"):
         denoise(model, inputs, scheduler)
     handle.remove()

@@ -40,8 +40,10 @@ def slow_note(chosen: str, demand: Demand) -> str | None:
     Returns:
         The sentence; None if the native kernels run, or if this is no call on a CPU.
     """
+    if chosen != "portable" or demand.device.type != "cpu":
+        return None
     native = backends().get("native")
-    if chosen != "portable" or demand.device.type != "cpu" or native is None:
+    if native is None:
         return None
     why = "; ".join(native.reasons(demand))
     return (

@@ -121,6 +121,16 @@ def test_the_gate_tells_good_tiles_from_bad_ones(monkeypatch, arch, tiles, probl
     assert problem in gate.verdict(list(rows))
 
 
+@pytest.mark.parametrize("kind", ["", ", summary", ", drift"])
+def test_heads_of_64_channels_do_not_spill_on_sm_100(kind):
+    """Two blocks fit on a processor; with eight warps each, the assembler would spill to keep it so."""
+    (case,) = [c for c in cases() if c.label == f"D=64 bf16{kind}" and c.launch.func.__name__ == "_attend"]
+    rows = [row for row in gate.compile_case(case, 100).values() if row.kernel == "attend"]
+    assert len(rows) == 2  # tall and low tiles
+    assert gate.passed(rows)
+    assert all(row.instruction == INSTRUCTION[100] for row in rows)
+
+
 def test_a_kernel_that_does_not_compile_is_a_failure():
     def broken(backend):
         raise RuntimeError("PassManager::run failed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .shapes import WARP_GROUP_GPUS, Tiles, architecture
+from .shapes import FRUGAL_GPUS, WARP_GROUP_GPUS, Tiles, architecture
 
 
 def tiles_for(width: int, dtype: torch.dtype, summary: bool) -> Tiles:
@@ -13,6 +13,10 @@ def tiles_for(width: int, dtype: torch.dtype, summary: bool) -> Tiles:
         if width <= 64:
             return Tiles(64, 32, 8, 2)
         return Tiles(16 if summary and width <= 128 else 32, 16, 8, 2 if width <= 128 else 1)
+    if width <= 64 and architecture() in FRUGAL_GPUS:
+        # a row per thread takes fewer instructions; for eight warps the assembler stops at 128 registers,
+        # which lets a processor hold two blocks, and spills
+        return Tiles(128, 64, 4, 3)
     if width <= 128:
         return Tiles(128, 64, 8, 3)
     # the two parts of a summary key of 256 columns leave registers for few rows only
@@ -23,7 +27,7 @@ def low_tiles(size: Tiles) -> Tiles | None:
     """Tiles for what is left of a query group below half a tall tile; None where that saves nothing."""
     if size.rows < 128:
         return None
-    return Tiles(size.rows // 2, size.keys, size.warps // 2, size.stages)
+    return Tiles(size.rows // 2, size.keys, 4, size.stages)
 
 
 def columns_of(size: Tiles, low: bool, width: int) -> int:

@@ -20,7 +20,6 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
     mean, which is what a centroid cannot represent.
     -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
     """
-    sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
     if score == "mass":
         mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
@@ -28,9 +27,14 @@ def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) ->
     if score == "value-error":
         error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
         mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
-    # an infinite key may have no mass at the query centroid and still dominate a row
-    broken = _broken_groups(call, grouping).repeat_interleave(call.shares, dim=1)[..., None, :] & (sizes > 0)
-    return torch.where(broken, torch.nan, mass)
+    return keep_broken(call, grouping, mass)
+
+
+def keep_broken(call: Call, grouping: Grouping, log_mass: Tensor) -> Tensor:
+    """NaN, which is always kept, for the groups with NaN or Inf among their keys: an infinite key may have no
+    mass at the query centroid and still dominate a row.  # [B, H, Cq, Ck]"""
+    broken = _broken_groups(call, grouping) & (grouping.kv.sizes > 0)
+    return torch.where(broken.repeat_interleave(call.shares, dim=1)[..., None, :], torch.nan, log_mass)
 
 
 def _broken_groups(call: Call, grouping: Grouping) -> Tensor:

@@ -38,19 +38,25 @@ MAX_SUMMARY_GROUPS = 512
 # Short calls on a CPU have finer K/V groups than that: concentrated heads need them
 # (docs/decisions/0016-concentrated-heads.md).
 MIN_SUMMARY_GROUPS = 256
-FEWEST_KEYS_PER_GROUP = 16
-# If the budget pays for fewer anchors than this part of the default query groups, centroids do better, with
-# many small groups.
-ENOUGH_ANCHORS = 2 / 3
-CENTROID_SHARE = 2 / 5  # query groups per full query row, then
-KEYS_PER_CENTROID = 8
-SLOT_SHARE = 0.15  # the part of the budget that attending to the summary may take
-MANY_SLOTS, SOME_SLOTS, FEW_SLOTS, FEWEST_SLOTS = 128, 64, 32, 16
+FEWEST_KEYS_PER_GROUP, FEWEST_KEYS_AT_LOW_DENSITY = 16, 8
+SHORT_CALL = 4096
+# If the budget pays for fewer full query rows than this, centres of many small groups do better than few
+# anchors (docs/decisions/0021-centres.md).
+FEWEST_ROWS_WITH_ANCHORS = 300
+CENTRE_SHARE, MOST_CENTRE_QUERIES, QUERIES_PER_CENTRE = 3 / 4, 96, 32  # query groups per such row; limits
+# The full query rows that a budget pays for, at least, and the summary keys of a query group and the drift
+# rank that go with them (docs/decisions/0020-groups-that-share-a-slot.md); on a GPU a drift of rank 32 does
+# not fit the registers of the kernels.
+SUMMARY_BY_ROWS = (
+    (640, 128, 32), (480, 96, 32), (300, 64, 16), (230, 48, 16), (180, 32, 16), (100, 32, 8), (0, 16, 0),
+)  # fmt: skip
+GPU_SUMMARY_BY_ROWS = ((640, 128, 16), (363, 64, 16), (0, 32, 16))
 # Probe rows, unless a config names their number. In calls with a summary they take at most this part of the
 # budget, as long as there are enough of them.
 PROBES = 64
 PROBE_SHARE = 1 / 12
 MIN_PROBES = 24
+ROWS_PER_PROBE = 100  # and at most one of so many rows is a probe
 # At least this many heads, and more heads than tokens: the tensor is probably [B, N, H, D].
 MANY_HEADS = 256
 
@@ -86,17 +92,18 @@ def summary_groups(queries: int, keys: int, density: float, cpu: bool) -> tuple[
     the default counts, at low ones finer and by the budget."""
     coarse = default_groups(queries, keys)
     rows = density * queries  # full query rows that the budget pays for
-    low = density < LOW_DENSITY
+    low, few_rows = density < LOW_DENSITY, cpu and rows < FEWEST_ROWS_WITH_ANCHORS
     if not (cpu or low):
         return coarse
+    fine = min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_SUMMARY_GROUP) if low else 0
+    if cpu and (few_rows or (low and keys <= SHORT_CALL)):
+        fine = min(MAX_SUMMARY_GROUPS, keys // FEWEST_KEYS_AT_LOW_DENSITY)
+    elif cpu:
+        fine = max(fine, min(MIN_SUMMARY_GROUPS, keys // FEWEST_KEYS_PER_GROUP))
     anchors = round((ANCHOR_SHARE if cpu else GPU_ANCHOR_SHARE) * rows)
     anchors = min(anchors, max(coarse[0], queries // MIN_QUERIES_PER_ANCHOR if low else 0))
-    if cpu and anchors < ENOUGH_ANCHORS * coarse[0]:
-        few = min(coarse[0], max(FEWEST_QUERY_GROUPS, round(CENTROID_SHARE * rows)))
-        return few, max(coarse[1], min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_CENTROID))
-    fine = min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_SUMMARY_GROUP) if low else 0
-    if cpu:
-        fine = max(fine, min(MIN_SUMMARY_GROUPS, keys // FEWEST_KEYS_PER_GROUP))
+    if few_rows:
+        anchors = min(round(CENTRE_SHARE * rows), MOST_CENTRE_QUERIES, queries // QUERIES_PER_CENTRE)
     return max(1, min(queries, max(FEWEST_QUERY_GROUPS, anchors))), max(coarse[1], fine)
 
 
@@ -104,13 +111,8 @@ def summary_sizes(queries: int, density: float, cpu: bool) -> tuple[int, int]:
     """Summary keys per query group, and drift rank."""
     if not cpu and density >= LOW_DENSITY:
         return LONG_CALL_SLOTS if queries >= LONG_CALL else SHORT_CALL_SLOTS, DRIFT_RANK
-    affordable = SLOT_SHARE * density * queries
-    if affordable >= 0.75 * MANY_SLOTS:
-        # On a GPU a drift of rank 32 does not fit the registers of the kernels.
-        return MANY_SLOTS, 2 * DRIFT_RANK if cpu else DRIFT_RANK
-    if affordable > 0.85 * SOME_SLOTS:
-        return SOME_SLOTS, DRIFT_RANK
-    return FEWEST_SLOTS if cpu and affordable < 0.5 * FEW_SLOTS else FEW_SLOTS, DRIFT_RANK
+    table = SUMMARY_BY_ROWS if cpu else GPU_SUMMARY_BY_ROWS
+    return next((slots, rank) for rows, slots, rank in table if density * queries >= rows)
 
 
 def default_probes(config: Config, queries: int, density: float) -> int:
@@ -118,7 +120,8 @@ def default_probes(config: Config, queries: int, density: float) -> int:
     most = min(queries, int(density * queries / 2))
     if not config.summarises:
         return min(PROBES, most)
-    return min(PROBES, most, max(MIN_PROBES, int(PROBE_SHARE * density * queries)))
+    affordable = min(int(PROBE_SHARE * density * queries), queries // ROWS_PER_PROBE)
+    return min(PROBES, most, max(MIN_PROBES, affordable))
 
 
 def skippable_density(config: Config, call: Call) -> float:

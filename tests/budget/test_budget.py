@@ -243,7 +243,7 @@ def test_the_least_useful_budget_is_of_what_may_be_skipped(masked):
     keys = 380 if masked else 400
     work = grouped_call(q, k, v, small(probes=16), **text, **mask)
     cost = sum(part.at(float(keys)) for part in Anchored().summary_costs(work).values())
-    cost += work.routing_cost.at(float(keys)) + work.sizes.probes * keys
+    cost += Anchored().routing_cost(work).at(float(keys)) + work.sizes.probes * keys
     assert float(Anchored().min_density(work)) == pytest.approx(MIN_BUDGET * cost / (300 * 300))
 
 

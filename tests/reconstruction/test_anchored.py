@@ -84,7 +84,7 @@ def test_every_kind_of_work_is_what_it_says():
         "routing": 8 * 280 * 16 / pair,
         "anchors": 8 * 280 * (16 + 16 + 24) / pair,  # scores again, then mean keys and values
         "summary": rows * 8,
-        "covariances": rows * 2 + 280 * 2 / 2 + 8 * 4 * 2 * 24 / pair,  # of 4 pools
+        "covariances": rows * 2 + 280 * 2 / 2 + 2 * 8 * 4 * 2 * 24 / pair,  # in and among 4 pools
     }
     for name, work in per_head.items():
         assert receipt.costs[name] == pytest.approx(4 * work / dense), name
@@ -99,6 +99,21 @@ def test_every_kind_of_work_is_what_it_says():
     )
 
 
+def test_every_kind_of_work_of_the_tail_is_what_it_says():
+    q, k, v = qkv(1, 4, 2, 300, 280, 16, 24)
+    _, receipt = attention(q, k, v, small(density=0.5, reconstruction="tail"), return_receipt=True)
+    assert receipt.chosen["plain"] == 0
+    pair = 16 + 24
+    per_head = {
+        "routing": 8 * 16 * 16 / pair + 280 * (16 + 16 + 16 + 24) / pair / 2,  # of two heads: one mean query
+        "summary": 300 * 8 + 8 * 16,
+        "covariances": 300 * 2 + 280 * 2 / 2 + 2 * 8 * 4 * 2 * 24 / pair,
+    }
+    for name, work in per_head.items():
+        assert receipt.costs[name] == pytest.approx(work / (300 * 280)), name
+    assert set(receipt.costs) == {"routed", "probe", "pinned", "exact", "judging", *per_head}
+
+
 def test_a_head_without_a_summary_does_not_pay_for_one():
     q, k, v = qkv(queries=200)
     _, receipt = attention(20 * q, k, v, small(density=0.5), return_receipt=True)
@@ -107,11 +122,11 @@ def test_a_head_without_a_summary_does_not_pay_for_one():
     assert any("2 of 2 heads run without a summary" in note for note in receipt.notes)
 
 
-def test_a_budget_too_small_for_anchors_gets_centroids_and_says_so():
+def test_a_budget_too_small_for_anchors_gets_centres_and_says_so():
     q, k, v = qkv(queries=200)
     dear = {"summary_slots": 16, "drift_rank": 16}
     out, receipt = attention(q, k, v, small(**dear), return_receipt=True)
-    assert any("centroids stand in for them" in note for note in receipt.notes)
+    assert any("centres of the groups stand in for them" in note for note in receipt.notes)
     assert "anchors" not in receipt.costs and receipt.cost <= 0.3
     assert torch.equal(out, attention(q, k, v, small(reconstruction="tail", **dear)))
 

@@ -15,10 +15,11 @@ from residua import Route, attention
 from residua.execution import backends
 from residua.execution.backend import Backend
 from residua.inputs import validate
-from residua.reconstruction.expansion import directions, expand
+from residua.reconstruction.centres import Centres
+from residua.reconstruction.expansion import directions, drift, expand
 from residua.reconstruction.slots import assign_slots
-from residua.reconstruction.tail import merge_centroids
-from residua.routing import cell_scores, centroid_mass
+from residua.reconstruction.tail import merge_centres
+from residua.routing import cell_scores
 
 CQ, CK = 5, 9
 EVERY = torch.ones(2, 4, dtype=torch.bool)
@@ -249,40 +250,90 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     query = partition((torch.arange(40) % 4).expand(1, 2, 40))
     grouping = grouping_of(call, query, partition(labels))
     route = random_cells(grouping, 2, 0.3, seed=1)
-    mass = centroid_mass(call, grouping, Backend())
+    centres = Centres.of(call, grouping, Backend())
+    mass = centres.log_mass(call, grouping, Backend())
     assert torch.allclose(mass, cell_scores(call, grouping, "mass", Backend()), atol=1e-4)
     slots = assign_slots(route, grouping, mass, 6, 0, torch.ones(1, 2, dtype=torch.bool), Backend())
-    summary = merge_centroids(call, grouping, slots, mass, Backend())
+    summary = merge_centres(call, grouping, slots, mass, centres, Backend())
     on = summary.log_weight > -math.inf
     assert torch.allclose(summary.log_weight[on], torch.tensor(math.log(10)), atol=1e-4)
     out, _ = backends()["portable"].attend(q, k, v, route, call.scale, summary)
     assert worst(out, masked_attention(q, k, v)[0]) < 5e-6
 
 
+@pytest.mark.parametrize("backend", ["portable", "native"])
+@pytest.mark.parametrize("padding", [False, True])
+def test_a_centre_is_exact_for_the_mean_query(backend, padding):
+    """Mass and value of every group there, against the keys one by one, in fp64."""
+    backend = backends()[backend]
+    if backend.unavailable():
+        pytest.skip(backend.unavailable())
+    call, grouping = at_their_anchors(2, padding=padding)
+    centres = Centres.of(call, grouping, backend)
+    for b, h, group in torch.cartesian_prod(*(torch.arange(n) for n in (2, 2, CK))).tolist():
+        middle = call.q[b, 2 * h : 2 * h + 2].double().mean((0, 1))
+        inside = grouping.kv.labels[b, h] == group
+        score = call.scale * call.k[b, h, inside].double() @ middle
+        mass = centres.log_size[b, h, group] + call.scale * centres.keys[b, h, group].double() @ middle
+        assert float(mass) == pytest.approx(float(score.logsumexp(0)), abs=1e-5)
+        expected = score.softmax(0) @ call.v[b, h, inside].double()
+        assert torch.allclose(centres.values[b, h, group].double(), expected, atol=1e-5)
+
+
+def test_an_empty_group_has_a_centre_without_mass():
+    call, grouping = at_their_anchors(2)
+    more = replace(grouping.kv, offsets=torch.cat([grouping.kv.offsets, grouping.kv.offsets[..., -1:]], -1))
+    grouping = grouping_of(call, grouping.query, more)
+    centres = Centres.of(call, grouping, Backend())
+    assert (centres.log_size[..., -1] == -math.inf).all() and centres.log_size[..., :-1].isfinite().all()
+    assert not centres.keys.isnan().any() and not centres.values.isnan().any()
+
+
+def test_groups_that_share_a_slot_vary_around_each_other():
+    """Groups of equal keys do not vary in themselves: their drift is that of their centroids."""
+    q, k, v = qkv(1, 1, 1, 40, 60, 8, dtype=torch.float32)
+    labels = (torch.arange(60) % 6).view(1, 1, 60)
+    call = validate(q, k[:, :, labels[0, 0]], v[:, :, labels[0, 0]])
+    grouping = grouping_of(call, partition(torch.zeros(1, 1, 40, dtype=torch.long)), partition(labels))
+    nothing = Route(grouping.query, grouping.kv, torch.zeros(1, 1, 1, 6, dtype=torch.bool))
+    log_mass = cell_scores(call, grouping, "mass", Backend())
+    slots = assign_slots(nothing, grouping, log_mass, 0, 1, torch.ones(1, 1, dtype=torch.bool), Backend())
+    found = drift(call, grouping, slots, 3, Backend())
+    _, to_key = directions(call, grouping, 3, Backend())
+    y = call.k[0, 0, :6].double() @ to_key[0, 0].double()
+    y, value = y - y.mean(0), call.v[0, 0, :6].double() - call.v[0, 0, :6].double().mean(0)
+    assert worst(found.slope[0, 0, 0].double(), y.mT @ value / 6) < 1e-5
+    assert worst(2 * found.curve[0, 0, 0].double(), y.square().mean(0)) < 1e-5
+    own = assign_slots(nothing, grouping, log_mass, 6, 0, torch.ones(1, 1, dtype=torch.bool), Backend())
+    assert drift(call, grouping, own, 3, Backend()).slope.abs().max() < 1e-6
+
+
 def test_the_simple_tail_in_pieces(monkeypatch):
-    """Chunks of query groups give what the whole gives, and merged slots hold weighted means of centroids."""
+    """Chunks of query groups give what the whole gives, and merged slots hold weighted means of centres."""
     call, grouping = at_their_anchors(2, padding=True)
     route = random_cells(grouping, 4, 0.3, seed=1)
-    mass = centroid_mass(call, grouping, Backend())
+    centres = Centres.of(call, grouping, Backend())
+    mass = centres.log_mass(call, grouping, Backend())
     slots = assign_slots(route, grouping, mass, 2, 2, EVERY, Backend())
-    whole = merge_centroids(call, grouping, slots, mass, Backend())
+    whole = merge_centres(call, grouping, slots, mass, centres, Backend())
     monkeypatch.setattr("residua.execution.plain.chunks.CHUNK_BYTES", 1)
-    pieces = merge_centroids(call, grouping, slots, mass, Backend())
+    pieces = merge_centres(call, grouping, slots, mass, centres, Backend())
     for name in ("keys", "values", "log_weight"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
     for scale in (call.scale, -call.scale, 0.0):
         scaled = replace(call, scale=scale)
-        mass_there = centroid_mass(scaled, grouping, Backend())
+        around = Centres.of(scaled, grouping, Backend())
+        mass_there = around.log_mass(scaled, grouping, Backend())
         there = assign_slots(route, grouping, mass_there, 2, 2, EVERY, Backend())
         plain, native = (
-            merge_centroids(scaled, grouping, there, mass_there, backends()[name])
+            merge_centres(scaled, grouping, there, mass_there, around, backends()[name])
             for name in ("portable", "native")
         )
         for name in ("keys", "values", "log_weight"):
             torch.testing.assert_close(getattr(native, name), getattr(plain, name), rtol=1e-4, atol=1e-4)
-    means = Backend().group_means(call.v, grouping.kv).double()
     for b, h, a, t in torch.cartesian_prod(*(torch.arange(n) for n in (2, 4, CQ, 4))).tolist():
         inside = (slots.index[b, h, a] == t).nonzero()[:, 0]
         weight = mass[b, h, a, inside].double().softmax(-1)
-        for found, source in ((whole.keys, grouping.kv_centroids.double()), (whole.values, means)):
-            assert torch.allclose(found[b, h, a, t].double(), weight @ source[b, h // 2, inside], atol=1e-5)
+        for found, source in ((whole.keys, centres.keys), (whole.values, centres.values)):
+            expected = weight @ source[b, h // 2, inside].double()
+            assert torch.allclose(found[b, h, a, t].double(), expected, atol=1e-5)

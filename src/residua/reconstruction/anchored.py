@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..sizing import skippable_density
 from ..types import HeadCost, SummaryKeys
 from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction, Routing
-from .expansion import Scatter, expand, pools_covariances
+from .expansion import Scatter, drift_cost, expand
 from .slots import Slots
 from .summarised import JUDGING, MIN_PAIRS, Summarised
 
@@ -28,33 +26,28 @@ class Anchored(Summarised):
         cost = self.summary_cost(grouped).at(keys)
         density = skippable_density(config, call)
         left = density * call.free_queries.count * call.free_keys.count
-        left -= grouped.sizes.probes * keys + grouped.routing_cost.at(keys)
+        left -= grouped.sizes.probes * keys + self.routing_cost(grouped).at(keys)
         left -= JUDGING * grouped.sizes.probes * (density * call.free_keys.count + call.pinned_keys.count)
         if cost <= (1 - MIN_PAIRS) * left:
             return self, ()
         share = f"{cost / max(left, cost):.0%}"
         return RECONSTRUCTIONS["tail"], (
-            f"anchors would take {share} of the budget: centroids stand in for them",
+            f"anchors would take {share} of the budget: centres of the groups stand in for them",
         )
 
     def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
         call, sizes = grouped.call, grouped.sizes
-        rows, anchors, rank = call.free_queries.count, sizes.query_groups, sizes.drift_rank
+        rows, anchors = call.free_queries.count, sizes.query_groups
         dim, value_dim = call.q.shape[3], call.v.shape[3]
-        pooled = pools_covariances(call, sizes.merged_slots)
-        pools = sizes.merged_slots if pooled else sizes.kv_groups
-        mixing = anchors * pools * rank * value_dim / (dim + value_dim)
         return {
             "anchors": HeadCost(per_key=anchors * (2 * dim + value_dim) / (dim + value_dim)),
             "summary": HeadCost(rows * (sizes.single_slots + sizes.merged_slots)),
-            "covariances": HeadCost(rows * rank + mixing, rank / call.shares),
+            "covariances": drift_cost(call, sizes),
         }
 
     def scatter(self, grouped: GroupedCall) -> Scatter:
         return Scatter.of(grouped.call, grouped.grouping, grouped.backend)
 
-    def summary_keys(
-        self, grouped: GroupedCall, routing: Routing, slots: Slots, slot_mass: Tensor
-    ) -> SummaryKeys:
+    def summary_keys(self, grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
         rank = grouped.sizes.drift_rank
         return expand(grouped.call, grouped.grouping, slots, rank, grouped.backend, routing.scatter)

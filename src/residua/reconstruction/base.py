@@ -24,6 +24,7 @@ from ..sizing import Sizes
 from ..types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
 
 if TYPE_CHECKING:
+    from .centres import Centres
     from .expansion import Scatter
 
 
@@ -53,10 +54,9 @@ class GroupedCall:
         return cost.fixed + cost.per_key * self.key_count
 
     @property
-    def routing_cost(self) -> HeadCost:
-        """What scoring the cells costs."""
-        groups = (self.grouping.query.groups, self.grouping.kv.groups)
-        return routing_cost(self.call, self.config.score, groups)
+    def groups(self) -> tuple[int, int]:
+        """Query groups and K/V groups."""
+        return self.grouping.query.groups, self.grouping.kv.groups
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Routing:
     route: Route
     log_mass: Tensor | None = None  # [B, H, Cq, Ck] from `cell_scores`; None if nothing may be skipped
     bare: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
+    centres: Centres | None = None  # of the K/V groups, if their masses come from these
     scatter: Scatter | None = None  # how far tokens are from the middle of their groups; None: not looked at
 
 
@@ -98,6 +99,10 @@ class Reconstruction:
         """
         return self, ()
 
+    def routing_cost(self, grouped: GroupedCall) -> HeadCost:
+        """What scoring the cells costs."""
+        return routing_cost(grouped.call, grouped.config.score, grouped.groups)
+
     def route(self, grouped: GroupedCall) -> Routing:
         """Spends the pair budget of every head on its best cells."""
         call, grouping = grouped.call, grouped.grouping
@@ -128,7 +133,7 @@ class Reconstruction:
         """Work beside the exact pairs, in pair equivalents of D + Dv products.  # [B, H] each"""
         if routing.log_mass is None:
             return {}
-        return {"routing": grouped.routing_cost.at(grouped.keys).expand_as(grouped.allowed)}
+        return {"routing": self.routing_cost(grouped).at(grouped.keys).expand_as(grouped.allowed)}
 
     def min_density(self, grouped: GroupedCall) -> Tensor:
         """The density, of the pairs that may be skipped, below which a budget leaves this reconstruction

@@ -18,6 +18,7 @@ from ..held import held_share
 from ..routing import cell_scores, group_worth, keep_all, keep_best, keep_best_each, pair_budget
 from ..types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import GroupedCall, Reconstruction, Routing, Verdict
+from .centres import Centres
 from .dtypes import narrow, wide_enough
 from .expansion import Scatter
 from .judge import judge
@@ -58,13 +59,12 @@ class Summarised(Reconstruction):
         """How far tokens are from the middle of their groups, if that tells how good the summary will be."""
         return None
 
-    def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
-        """What a K/V group weighs at an anchor in the summary.  # [B, H, Cq, Ck]"""
-        return log_mass
+    def score(self, grouped: GroupedCall) -> tuple[Tensor, Centres | None]:
+        """The log of what every K/V group weighs at every anchor, [B, H, Cq, Ck], and the centres from which
+        that was computed, if any."""
+        return cell_scores(grouped.call, grouped.grouping, grouped.config.score, grouped.backend), None
 
-    def summary_keys(
-        self, grouped: GroupedCall, routing: Routing, slots: Slots, slot_mass: Tensor
-    ) -> SummaryKeys:
+    def summary_keys(self, grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
         """One key and value for every slot."""
         raise NotImplementedError
 
@@ -74,8 +74,8 @@ class Summarised(Reconstruction):
         call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
         if grouped.config.skips_nothing:
             return Routing(keep_all(call, grouping))
-        log_mass = cell_scores(call, grouping, grouped.config.score, backend)
-        overhead = grouped.price(grouped.routing_cost) + self._judging_cost(grouped)
+        log_mass, centres = self.score(grouped)
+        overhead = grouped.price(self.routing_cost(grouped)) + self._judging_cost(grouped)
         bare_budget = pair_budget(call, grouped.allowed, grouped.sizes.probes) - overhead.ceil().long()
         summary = grouped.price(self.summary_cost(grouped))
         budget = bare_budget - (math.ceil(summary) if isinstance(summary, float) else summary.ceil().long())
@@ -99,18 +99,17 @@ class Summarised(Reconstruction):
             # what is dropped is gone with all its mass, whatever a summary would have made of it
             dropping = keep_best(call, grouping, log_mass, bare_budget, scope, backend).cells
         cells = torch.where(bare[..., None, None], dropping, routes[0].cells)
-        return Routing(replace(routes[0], cells=cells), log_mass, bare, scatter)
+        return Routing(replace(routes[0], cells=cells), log_mass, bare, centres, scatter)
 
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
         if routing.log_mass is None or routing.bare is None:
             return None
         sizes = grouped.sizes
-        mass = self.slot_mass(grouped, routing.log_mass)
         slots = assign_slots(
-            routing.route, grouped.grouping, mass, sizes.single_slots, sizes.merged_slots, ~routing.bare,
-            grouped.backend,
+            routing.route, grouped.grouping, routing.log_mass, sizes.single_slots, sizes.merged_slots,
+            ~routing.bare, grouped.backend,
         )  # fmt: skip
-        return self.summary_keys(grouped, routing, slots, mass)
+        return self.summary_keys(grouped, routing, slots)
 
     def judge(self, grouped: GroupedCall, routing: Routing, summary: SummaryKeys | None) -> Verdict:
         if summary is None or routing.bare is None or not grouped.sizes.probes:
@@ -138,7 +137,7 @@ class Summarised(Reconstruction):
 
     def min_density(self, grouped: GroupedCall) -> Tensor:
         keys = grouped.keys
-        cost = self.summary_cost(grouped).at(keys) + grouped.routing_cost.at(keys)
+        cost = self.summary_cost(grouped).at(keys) + self.routing_cost(grouped).at(keys)
         cost = cost + grouped.sizes.probes * keys
         pairs = grouped.call.q.shape[2] * keys * (1 - held_share(grouped.call))
         return MIN_BUDGET * cost / pairs.clamp(min=1)

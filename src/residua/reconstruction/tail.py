@@ -1,5 +1,5 @@
-"""The tail, a simple relative of anchored reconstruction: a skipped K/V group enters through its size, its
-key centroid and its value centroid, without anchors."""
+"""The tail, a simple relative of anchored reconstruction: a skipped K/V group enters through one key and
+value in its middle. Nothing is computed at the anchors: there can be many of them, and many small groups."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ..execution.backend import Backend
 from ..execution.plain.chunks import chunk_rows
-from ..routing import centroid_mass
-from ..types import Call, Grouping, HeadCost, Partition, SummaryKeys
+from ..routing import keep_broken
+from ..types import Call, Drift, Grouping, HeadCost, Partition, SummaryKeys
 from .base import RECONSTRUCTIONS, GroupedCall, Routing
+from .centres import Centres, centres_cost
+from .expansion import Scatter, drift, drift_cost
 from .slots import Slots
 from .summarised import Summarised
 
@@ -22,66 +24,93 @@ class Tail(Summarised):
     """See the table of reconstructions in docs/method.md."""
 
     name = "tail"
-    about = "skipped groups enter through their sizes, key centroids and value centroids"
+    about = "skipped groups enter through one key and value in their middle"
+
+    def routing_cost(self, grouped: GroupedCall) -> HeadCost:
+        return centres_cost(grouped.call, grouped.groups)
+
+    def score(self, grouped: GroupedCall) -> tuple[Tensor, Centres]:
+        call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
+        centres = Centres.of(call, grouping, backend)
+        return keep_broken(call, grouping, centres.log_mass(call, grouping, backend)), centres
 
     def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
         sizes, rows = grouped.sizes, grouped.call.free_queries.count
         slots = sizes.single_slots + sizes.merged_slots
-        return {"summary": HeadCost(rows * slots + sizes.query_groups * sizes.kv_groups)}
+        costs = {"summary": HeadCost(rows * slots + sizes.query_groups * sizes.kv_groups)}
+        return costs | ({"covariances": drift_cost(grouped.call, sizes)} if _drifts(grouped) else {})
 
-    def slot_mass(self, grouped: GroupedCall, log_mass: Tensor) -> Tensor:
-        return centroid_mass(grouped.call, grouped.grouping, grouped.backend)
+    def scatter(self, grouped: GroupedCall) -> Scatter | None:
+        if not _drifts(grouped):
+            return None
+        return Scatter.of(grouped.call, grouped.grouping, grouped.backend)
 
-    def summary_keys(
-        self, grouped: GroupedCall, routing: Routing, slots: Slots, slot_mass: Tensor
-    ) -> SummaryKeys:
-        return merge_centroids(grouped.call, grouped.grouping, slots, slot_mass, grouped.backend)
+    def summary_keys(self, grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
+        call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
+        assert routing.centres is not None and routing.log_mass is not None
+        moving = None
+        if _drifts(grouped):
+            moving = drift(call, grouping, slots, grouped.sizes.drift_rank, backend, routing.scatter)
+        return merge_centres(call, grouping, slots, routing.log_mass, routing.centres, backend, moving)
 
 
-def merge_centroids(
-    call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, backend: Backend
-) -> SummaryKeys:
-    """Summary keys from centroids, weighted by their mass where several share a slot.
+def _drifts(grouped: GroupedCall) -> bool:
+    """A GPU, which launches as little as it can, does without the drift."""
+    return grouped.sizes.drift_rank > 0 and grouped.call.q.device.type == "cpu"
+
+
+def merge_centres(
+    call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, centres: Centres, backend: Backend,
+    moving: Drift | None = None,
+) -> SummaryKeys:  # fmt: skip
+    """Summary keys from centres, weighted by their mass where several share a slot.
 
     Args:
         call: The call.
         grouping: Its groups.
         slots: Which skipped groups share a slot.
-        log_mass: [B, H, Cq, Ck] as from `centroid_mass`.
-        backend: Computes the means of the values.
+        log_mass: [B, H, Cq, Ck] as from `Centres.log_mass`.
+        centres: One key and value for each K/V group.
+        backend: Adds them up.
+        moving: How the summary keys change from row to row.
 
     Returns:
-        One key per slot, without drift.
+        One key per slot.
     """
-    means = backend.group_means(call.v, grouping.kv)
     if backend.adds_by_slot and abs(call.scale) > SMALL_SCALE:
-        keys, values = _merge_at_once(call, grouping, slots, means, backend)
+        keys, values = _merge_at_once(call, grouping, slots, centres, backend)
     else:
-        keys, values = _merge(call, grouping, slots, log_mass, means)
+        keys, values = _merge(call, slots, log_mass, centres)
     at_anchor = backend.matmul(grouping.anchors[..., None, :], keys.mT)[..., 0, :]
-    return SummaryKeys(keys, values, slots.log_mass - call.scale * at_anchor)
+    return SummaryKeys(keys, values, slots.log_mass - call.scale * at_anchor, moving)
 
 
 def _merge_at_once(
-    call: Call, grouping: Grouping, slots: Slots, means: Tensor, backend: Backend
+    call: Call, grouping: Grouping, slots: Slots, centres: Centres, backend: Backend
 ) -> tuple[Tensor, Tensor]:
-    """Each centroid as a group of one key. Its size enters the score through one more channel, in which all
+    """Each centre as a group of one key. Its size enters the score through one more channel, in which all
     anchors are 1."""
-    batch, heads, groups, _ = grouping.kv_centroids.shape
-    size = grouping.kv.sizes.clamp(min=1).float().log() / call.scale  # of an empty group: in no slot
-    keys = torch.cat([grouping.kv_centroids, size[..., None]], -1)
+    batch, heads, groups, _ = centres.keys.shape
+    size = torch.where(grouping.kv.sizes > 0, centres.log_size / call.scale, 0.0)  # empty: in no slot
+    keys = torch.cat([centres.keys, size[..., None]], -1)
     anchors = torch.nn.functional.pad(grouping.anchors, (0, 1), value=1.0)
     order = torch.arange(groups + 1, device=keys.device).expand(batch, heads, -1)
     alone = Partition(order[..., :-1], order[..., :-1], order)
     found, values = backend.slot_means(
-        anchors, keys, means, alone, slots.index, slots.log_mass, call.scale, slots.near, slots.single
+        anchors,
+        keys,
+        centres.values,
+        alone,
+        slots.index,
+        slots.log_mass,
+        call.scale,
+        slots.near,
+        slots.single,
     )
     return found[..., :-1], values
 
 
-def _merge(
-    call: Call, grouping: Grouping, slots: Slots, log_mass: Tensor, means: Tensor
-) -> tuple[Tensor, Tensor]:
+def _merge(call: Call, slots: Slots, log_mass: Tensor, centres: Centres) -> tuple[Tensor, Tensor]:
     batch, heads, cq, groups = slots.index.shape
     count = slots.log_mass.shape[-1]
     keys = log_mass.new_zeros(batch, heads, cq, count + 1, call.k.shape[-1])
@@ -92,7 +121,7 @@ def _merge(
     weight = (log_mass - padded.gather(-1, index)).exp()  # 0 in the spare slot
     widest = max(keys.shape[-1], values.shape[-1], count + 1)
     step = chunk_rows(4 * batch * heads * groups * widest, cq)
-    for source, sums in ((grouping.kv_centroids, keys), (means, values)):
+    for source, sums in ((centres.keys, keys), (centres.values, values)):
         source = source.repeat_interleave(call.shares, dim=1)[..., None, :, :]  # [B, H, 1, Ck, D]
         for first in range(0, cq, step):
             part = slice(first, first + step)

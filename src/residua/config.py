@@ -78,7 +78,7 @@ class Config:
         partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
         score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (as if all keys of a
             group lay at its centroid), or "value-error" ("centroid" times the distance of the values from
-            their centroid).
+            their centroid). "tail" scores them by the centres of its groups, whatever this says.
         budget_scope: "head": the pairs of a head go to its best cells, wherever they are. "query-group":
             every query group gets the same number of keys, and the cell that crosses this number is kept too.
         probes: Query rows per head that are computed exactly; None: 64, or fewer where these would take

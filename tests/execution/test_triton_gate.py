@@ -151,6 +151,15 @@ def test_the_report():
     assert gate.table([good, bad]).row_count == 1
 
 
+def test_the_report_shows_the_worst_tile_of_a_variant():
+    tall = gate.Compiled("attend", "D=64 bf16", 90, 128, 0, 65536, 8, "wgmma")
+    low = gate.Compiled("attend", "D=64 bf16", 90, 108, 0, 32768, 4, "wgmma")
+    spills = gate.Compiled("attend", "D=64 bf16", 90, 100, 32, 32768, 4, "wgmma")
+    for rows in ([tall, low], [low, tall]):
+        assert "| attend | D=64 bf16 | 128 regs, 64.0 KiB, wgmma |" in gate.markdown(rows)
+    assert "| FAIL: spills 32 bytes |" in gate.markdown([tall, spills, low])
+
+
 def test_the_gate_refuses_what_it_cannot_judge(monkeypatch):
     with pytest.raises(BackendError, match="sm_70 is not known"):
         gate.run_gate([70])

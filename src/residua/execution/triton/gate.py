@@ -186,9 +186,11 @@ def verdict(rows: Sequence[Compiled]) -> str:
 
 
 def _grid(rows: Sequence[Compiled]) -> tuple[list[int], dict[tuple[str, str], dict[int, Compiled]]]:
+    """Of a variant that is compiled with several tiles the worst: one that fails, or the most registers."""
     grid: dict[tuple[str, str], dict[int, Compiled]] = {}
     for row in sorted(rows, key=lambda r: r.kernel):
-        grid.setdefault((row.kernel, row.variant), {})[row.arch] = row
+        found = grid.setdefault((row.kernel, row.variant), {})
+        found[row.arch] = max(found.get(row.arch, row), row, key=lambda r: (bool(r.problems), r.registers))
     return sorted({row.arch for row in rows}), grid
 
 
@@ -225,7 +227,8 @@ def markdown(rows: Sequence[Compiled]) -> str:
         "",
         f"Written by `residua doctor --compile-kernels` with Triton {triton.__version__}: {verdict(rows)}.",
         "Every kernel is compiled, not run, as it is launched at 75,600 tokens and 40 heads: registers per",
-        "thread, shared memory per block, and the instruction that multiplies. Limits of shared memory: "
+        "thread, shared memory per block, and the instruction that multiplies; of a kernel with several tiles,",
+        "the one with the most registers. Limits of shared memory: "
         + ", ".join(f"sm_{arch} {SHARED_LIMIT[arch] // 1024} KiB" for arch in architectures)
         + ".",
         "",

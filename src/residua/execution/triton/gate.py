@@ -227,8 +227,8 @@ def markdown(rows: Sequence[Compiled]) -> str:
         "",
         f"Written by `residua doctor --compile-kernels` with Triton {triton.__version__}: {verdict(rows)}.",
         "Every kernel is compiled, not run, as it is launched at 75,600 tokens and 40 heads: registers per",
-        "thread, shared memory per block, and the instruction that multiplies; of a kernel with several tiles,",
-        "the one with the most registers. Limits of shared memory: "
+        "thread, shared memory per block, and the instruction that multiplies; of a kernel with several",
+        "tiles, the one with the most registers. Limits of shared memory: "
         + ", ".join(f"sm_{arch} {SHARED_LIMIT[arch] // 1024} KiB" for arch in architectures)
         + ".",
         "",

@@ -64,7 +64,7 @@ class Routing:
     """The cells that a budget bought, and what the router measured to choose them."""
 
     route: Route
-    log_mass: Tensor | None = None  # [B, H, Cq, Ck] from `cell_scores`; None if nothing may be skipped
+    log_mass: Tensor | None = None  # [B, H, Cq, Ck] as from `cell_scores`; None if nothing may be skipped
     bare: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
     centres: Centres | None = None  # of the K/V groups, if their masses come from these
     scatter: Scatter | None = None  # how far tokens are from the middle of their groups; None: not looked at

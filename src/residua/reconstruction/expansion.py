@@ -82,6 +82,7 @@ def _among_merged(
     group as one key at its centroid.  # [B, Hkv, shares * Cq, R, Dv] and [B, Hkv, shares * Cq, R]"""
     merged = slots.log_mass.shape[-1] - slots.single
     near = torch.where(grouping.kv.sizes > 0, slots.near, -1)
+    near[..., near.shape[-1] - grouping.pinned_groups :] = -1  # pinned keys are never skipped
     around = backend.sort_groups(near, merged)
     centroids, values = grouping.kv_centroids, backend.group_means(call.v, grouping.kv)
     share = slots.log_mass.softmax(-1).nan_to_num(0.0)[..., slots.single :]  # [B, H, Cq, merged]

@@ -97,16 +97,9 @@ def _merge_at_once(
     order = torch.arange(groups + 1, device=keys.device).expand(batch, heads, -1)
     alone = Partition(order[..., :-1], order[..., :-1], order)
     found, values = backend.slot_means(
-        anchors,
-        keys,
-        centres.values,
-        alone,
-        slots.index,
-        slots.log_mass,
-        call.scale,
-        slots.near,
+        anchors, keys, centres.values, alone, slots.index, slots.log_mass, call.scale, slots.near,
         slots.single,
-    )
+    )  # fmt: skip
     return found[..., :-1], values
 
 

@@ -50,7 +50,7 @@ def compare_reconstructions(
     results = measure(chosen, config, quick, watch)
     return Report(
         title="Reconstructions of skipped attention at equal cost",
-        lead="What stands for the pairs that a call skips: nothing, the paper's fit on probe rows, centroids "
+        lead="What stands for the pairs that a call skips: nothing, the paper's fit on probe rows, centres "
         "of the skipped groups, or an expansion around the anchors; and whether a call knows how far off it "
         "is.",
         command=command,

@@ -51,9 +51,18 @@ def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
 def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
     for an empty group.  # [B, H, Cq, Ck] fp32"""
-    centroids = grouping.kv_centroids.repeat_interleave(call.shares, dim=1)  # [B, H, Ck, D]
-    sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
-    return call.scale * backend.matmul(grouping.anchors, centroids.mT) + sizes.float().log()[..., None, :]
+    return mass_at_anchors(call, grouping, grouping.kv_centroids, grouping.kv.sizes.float().log(), backend)
+
+
+def mass_at_anchors(
+    call: Call, grouping: Grouping, keys: Tensor, log_size: Tensor, backend: Backend
+) -> Tensor:
+    """Log of the mass at every anchor of one key per K/V group, each counted `log_size` times.
+
+    keys [B, Hkv, Ck, D], log_size [B, Hkv, Ck] -> [B, H, Cq, Ck] fp32
+    """
+    keys, log_size = (x.repeat_interleave(call.shares, dim=1) for x in (keys, log_size))
+    return call.scale * backend.matmul(grouping.anchors, keys.mT) + log_size[..., None, :]
 
 
 def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from making import grouping_of, partition, random_cells
-from oracle import masked_attention, normal, qkv, small, worst
+from oracle import expand_heads, masked_attention, normal, qkv, small, worst
 
 from residua import Route, attention
 from residua.execution import backends
@@ -278,6 +278,32 @@ def test_a_centre_is_exact_for_the_mean_query(backend, padding):
         assert float(mass) == pytest.approx(float(score.logsumexp(0)), abs=1e-5)
         expected = score.softmax(0) @ call.v[b, h, inside].double()
         assert torch.allclose(centres.values[b, h, group].double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["portable", "native"])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
+    """Masses, slots and summary are those of expanded heads that are given the same centres."""
+    backend = backends()[backend]
+    if backend.unavailable():
+        pytest.skip(backend.unavailable())
+    call, grouping = at_their_anchors(kv_heads)
+    shares = 4 // kv_heads
+    centres = Centres.of(call, grouping, backend)
+    every = Centres(*(expand_heads(x, 4) for x in (centres.keys, centres.values, centres.log_size)))
+    expanded_call = validate(call.q, expand_heads(call.k, 4), expand_heads(call.v, 4))
+    labels = expand_heads(grouping.kv.labels, 4)
+    expanded_grouping = grouping_of(expanded_call, grouping.query, partition(labels, CK))
+    assert call.shares == shares and expanded_call.shares == 1
+    found = []
+    for one, groups, middle in ((call, grouping, centres), (expanded_call, expanded_grouping, every)):
+        mass = middle.log_mass(one, groups, backend)
+        slots = assign_slots(random_cells(groups, 4, 0.3, seed=1), groups, mass, 2, 3, EVERY, backend)
+        found.append((mass, slots.index, merge_centres(one, groups, slots, mass, middle, backend)))
+    (mass, index, shared), (mass_there, index_there, expanded) = found
+    assert torch.allclose(mass, mass_there, atol=1e-5) and torch.equal(index, index_there)
+    for name in ("keys", "values", "log_weight"):
+        torch.testing.assert_close(getattr(shared, name), getattr(expanded, name), rtol=1e-4, atol=1e-5)
 
 
 def test_an_empty_group_has_a_centre_without_mass():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..execution.backend import Backend
+from ..routing import mass_at_anchors
 from ..types import Call, Grouping, HeadCost
 
 
@@ -29,17 +30,16 @@ class Centres:
         middle = _mean_query(call, grouping)
         log_mass = backend.cell_mass(middle, call.k, grouping.kv, call.scale)[:, :, 0]  # [B, Hkv, Ck]
         label = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
-        weight = call.scale * backend.matmul(middle, call.k.float().mT)[:, :, 0] - log_mass.gather(-1, label)
+        k, v = call.k.float(), call.v.float()
+        weight = call.scale * backend.matmul(middle, k.mT)[:, :, 0] - log_mass.gather(-1, label)
         # the weights of a group sum to 1, and a mean over it divides by its size
         weight = (weight.exp() * grouping.kv.sizes.gather(-1, label))[..., None]
-        keys, values = (backend.group_means(x.float() * weight, grouping.kv) for x in (call.k, call.v))
+        keys, values = (backend.group_means(x * weight, grouping.kv) for x in (k, v))
         return Centres(keys, values, log_mass - call.scale * (middle * keys).sum(-1))
 
     def log_mass(self, call: Call, grouping: Grouping, backend: Backend) -> Tensor:
         """Of every K/V group at every anchor.  # [B, H, Cq, Ck] fp32"""
-        keys = self.keys.repeat_interleave(call.shares, dim=1)
-        size = self.log_size.repeat_interleave(call.shares, dim=1)
-        return call.scale * backend.matmul(grouping.anchors, keys.mT) + size[..., None, :]
+        return mass_at_anchors(call, grouping, self.keys, self.log_size, backend)
 
 
 def centres_cost(call: Call, groups: tuple[int, int]) -> HeadCost:

@@ -82,7 +82,7 @@ class Config:
         budget_scope: "head": the pairs of a head go to its best cells, wherever they are. "query-group":
             every query group gets the same number of keys, and the cell that crosses this number is kept too.
         probes: Query rows per head that are computed exactly; None: 64, or fewer where these would take
-            much of the budget of a call that summarises what it skips.
+            much of the budget of a call that summarises what it skips, or more than one row in 100.
         probe_policy: How probes are placed: "stratified", "random", "uniform" or "scattered"; None: the
             default of the reconstruction.
         probe_order: In which order stratified probes visit the query groups: "spread", "largest" or "index".

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.integration import Grid, HostAttention, Report, Settings, Site, make_report
+from residua.integration import Grid, HostAttention, Report, Settings, Site, make_report, noise_removed
 
 from .tokens import latent_grid, tokens_of
 
@@ -62,6 +62,7 @@ class Patch:
     def _forget_run(self) -> None:
         self._sigma = math.inf
         self._step, self._steps = 0, None
+        self._removed: tuple[float, ...] = ()
         self._branches: tuple[str, ...] = ("",)
         self._grid: Grid | None = None
         self._calls: Counter[tuple[str, int]] = Counter()  # self-attention calls of each block
@@ -107,6 +108,9 @@ class Patch:
         if schedule is not None and now is not None:
             levels = schedule.tolist()
             self._steps = max(1, len(levels) - 1)
+            # a budget can only be moved between steps if all of them are sparse
+            within = self.sigmas[1] <= min(levels[:-1], default=0) and max(levels) <= self.sigmas[0]
+            self._removed = noise_removed(levels) if within else ()
             # A sampler may also evaluate between two levels: that counts as the step above.
             reached = sum(level >= self._sigma * (1 - 1e-4) for level in levels)
             self._step = min(max(0, reached - 1), self._steps - 1)
@@ -189,8 +193,8 @@ class Patch:
         name = f"{kind} {index}" if not nth else f"{kind} {index}, call {nth + 1}"
         return Site(
             layer=layer, name=name, depth=depth, run=self.runs, step=self._step, steps=self._steps,
-            branch=self._branches if len(self._branches) > 1 else self._branches[0], grid=found.grid,
-            text_queries=found.text, text_keys=found.text,
+            removed=self._removed, grid=found.grid, text_queries=found.text, text_keys=found.text,
+            branch=self._branches if len(self._branches) > 1 else self._branches[0],
         )  # fmt: skip
 
     def _padding(self, mask: Tensor | None, batch: int) -> Tensor | None:

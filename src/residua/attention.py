@@ -28,13 +28,13 @@ def sparse_attention(
     """Runs the stages: returns the output [B, H, Nq, Dv] and what the receipt needs."""
     stage = stopwatch.stage
     sizes = resolve(config, call)
-    memory = state.memory(call, config, sizes) if state else None
-    allowed = budget.allowance(call, config, state)
+    memory = state.memory(call, config) if state else None
     with stage("grouping"):
         by_place = RECONSTRUCTIONS[config.reconstruction].places_probes_by_coordinates(config)
         grouping = group_again(call, config, sizes, memory, backend, keep_coordinates=by_place)
-    grouped = GroupedCall(call, config, sizes, grouping, allowed, backend)
+    grouped = GroupedCall(call, config, sizes, grouping, budget.allowance(call, config), backend)
     method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
+    grouped = budget.moved(grouped, method, state)
     with stage("routing"):
         routing = method.route(grouped)
     with stage("summary"):
@@ -50,14 +50,14 @@ def sparse_attention(
     with stage("exact rows"):
         _fill_exact(out, call, backend)
     if state:
-        state.remember(call, config, sizes, keep(call, config, sizes, grouping))
+        state.remember(call, config, keep(call, config, sizes, grouping))
         budget.learn(state, grouped, verdict, method)
     probe_rows = verdict.probes.rows if verdict.probes else None
     # a function, because the costs are only counted if a receipt is asked for
     costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
     notes = (*sizes.notes, *notes)
     return out, Outcome(
-        verdict.route, probe_rows, allowed, costs, error, verdict.choice,
+        verdict.route, probe_rows, grouped.allowed, costs, error, verdict.choice,
         memory is not None and not memory.borrowed, grouping.reused, notes,
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .config import Config
-from .sizing import Sizes
 from .types import Call, GroupMemory
 
 if TYPE_CHECKING:
@@ -60,18 +59,17 @@ class State:
             centroids = GroupMemory(*other._memory.centroids, borrowed=True)
             self._key, self._memory = other._key, centroids
 
-    def memory(self, call: Call, config: Config, sizes: Sizes) -> GroupMemory | None:
+    def memory(self, call: Call, config: Config) -> GroupMemory | None:
         """The groups of the last call.
 
         Args:
             call: The coming call.
             config: Its settings.
-            sizes: Its group counts.
 
         Returns:
             None if the coming call cannot start from them.
         """
-        return self._memory if self._key == _key(call, config, sizes) else None
+        return self._memory if self._key == _key(call, config) else None
 
     @property
     def shared(self) -> SharedBudget:
@@ -106,24 +104,25 @@ class State:
         """
         self._budget_key, self.budget = _budget_key(call, config), budget
 
-    def remember(self, call: Call, config: Config, sizes: Sizes, memory: GroupMemory) -> None:
+    def remember(self, call: Call, config: Config, memory: GroupMemory) -> None:
         """Keeps the groups of a call for the next one.
 
         Args:
             call: The finished call.
             config: Its settings.
-            sizes: Its group counts.
             memory: Its groups.
         """
-        self._key, self._memory = _key(call, config, sizes), memory
+        self._key, self._memory = _key(call, config), memory
 
 
-def _key(call: Call, config: Config, sizes: Sizes) -> tuple[object, ...]:
+def _key(call: Call, config: Config) -> tuple[object, ...]:
     rows = (call.free_queries.ranges, call.free_keys.ranges)
     shapes = (tuple(call.q.shape), tuple(call.k.shape), call.q.device, call.q.dtype)
-    return (*shapes, *rows, config.partition, sizes.query_groups, sizes.kv_groups)
+    return (*shapes, *rows, config.partition)
 
 
 def _budget_key(call: Call, config: Config) -> tuple[object, ...]:
-    dials = (config.density, config.max_error, config.balance, config.reconstruction)
+    # a shared budget knows how errors follow the density, and may be given another one in every step
+    density = None if config.balance else config.density
+    dials = (density, config.max_error, config.balance, config.reconstruction)
     return (tuple(call.q.shape), tuple(call.k.shape), call.q.device, *dials)

@@ -8,6 +8,8 @@ comes on top, because no head could do without it. In the paper's method text pa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,23 +20,29 @@ from ..state import State
 from ..types import Call, Probes
 from . import bounded
 from .shared import SharedBudget
+from .steps import shares_of_steps
 
-__all__ = ["SharedBudget", "allowance", "learn"]
+__all__ = ["SharedBudget", "allowance", "learn", "moved", "shares_of_steps"]
 
 
-def allowance(call: Call, config: Config, state: State | None) -> Tensor:
-    """The density that each head may spend in this call.  # [B, H] fp64"""
-    learned = None
-    if state is not None and config.moves_budget and state.knows_budget(call, config):
-        if config.balance:
-            learned = state.shared.allowance(state, config.density, config.max_error)
-        else:
-            learned = state.budget
-    if learned is None:
-        learned = torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
+def allowance(call: Call, config: Config) -> Tensor:
+    """The density that each head may spend in a call of which nothing is known.  # [B, H] fp64"""
+    density = torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
     if config.moves_budget:
-        return beside_held(call, learned)
-    return with_text(call, learned) if config.summarises else learned
+        return beside_held(call, density)
+    return with_text(call, density) if config.summarises else density
+
+
+def moved(grouped: GroupedCall, method: Reconstruction, state: State | None) -> GroupedCall:
+    """The call with what its heads may spend by the errors of earlier calls, if budgets move."""
+    call, config = grouped.call, grouped.config
+    if state is None or not config.moves_budget or not state.knows_budget(call, config):
+        return grouped
+    learned = state.budget
+    if config.balance:
+        floor = _floor(grouped, method)
+        learned = state.shared.allowance(state, config.density, config.max_error, floor)
+    return grouped if learned is None else replace(grouped, allowed=beside_held(call, learned))
 
 
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
@@ -44,15 +52,23 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
     if error is None or not config.moves_budget:
         return
     spent = without_held(call, grouped.allowed)
-    floor = method.min_density(grouped).clamp(max=config.density)
+    floor = _floor(grouped, method)
     budget = None
     if config.balance:
         pairs = float(call.q.shape[2] * call.k.shape[2])
-        state.shared.learn(state, spent, error, _output_norm(verdict.probes), floor, pairs)
+        state.shared.learn(state, spent, error, _output_norm(verdict.probes), floor, pairs, config.density)
     else:
         assert config.max_error is not None
         budget = bounded.next_budget(spent, error, floor, ceiling=config.density, bound=config.max_error)
     state.remember_budget(call, config, budget)
+
+
+def _floor(grouped: GroupedCall, method: Reconstruction) -> Tensor:
+    """The least density that is of use to the heads of this call, at most the mean.  # [B, H] fp64"""
+    least, most = method.min_density(grouped), grouped.config.density
+    if isinstance(least, Tensor):
+        return least.clamp(max=most).expand_as(grouped.allowed)
+    return torch.full_like(grouped.allowed, min(least, most))
 
 
 def _output_norm(probes: Probes | None) -> Tensor:

@@ -38,18 +38,24 @@ class HeadModel:
     density: Tensor  # [B, H] fp64, at the last call
     log_error: Tensor  # [B, H] fp64, the error at that density
     pairs: float  # of one head, dense
+    mean: float  # density over all heads, at the last call
 
-    def updated(self, density: Tensor, log_error: Tensor, norm: Tensor, floor: Tensor) -> HeadModel:
-        """The model after one more call."""
-        moved = density.log() - self.density.log()
-        measured = -(log_error - self.log_error) / torch.where(moved.abs() > MIN_MOVE, moved, 1.0)
+    def updated(
+        self, density: Tensor, log_error: Tensor, norm: Tensor, floor: Tensor, mean: float
+    ) -> HeadModel:
+        """The model after one more call. A power is measured where a head has moved against the others: what
+        all have gained or lost from step to step says as much about the steps."""
+        together = math.log(mean / self.mean)
+        moved = density.log() - self.density.log() - together
+        fallen = self.log_error - log_error - self.power * together
+        measured = fallen / torch.where(moved.abs() > MIN_MOVE, moved, 1.0)
         power = torch.where(moved.abs() > MIN_MOVE, measured.clamp(*POWERS), self.power)
         power = SMOOTHING * self.power + (1 - SMOOTHING) * power
         now = log_error + power * density.log()
         before = self.log_error + power * self.density.log()
         return replace(
             self, log_scale=SMOOTHING * before + (1 - SMOOTHING) * now, power=power, norm=norm, floor=floor,
-            density=density, log_error=log_error,
+            density=density, log_error=log_error, mean=mean,
         )  # fmt: skip
 
 
@@ -71,13 +77,17 @@ class SharedBudget:
         self._models.clear()
         self._allowed.clear()
 
-    def allowance(self, owner: Hashable, mean: float, max_error: float | None) -> Tensor | None:
+    def allowance(
+        self, owner: Hashable, mean: float, max_error: float | None, floor: Tensor | None = None
+    ) -> Tensor | None:
         """What the heads of a layer may spend in the coming call.
 
         Args:
             owner: Any key that identifies the layer and guidance branch.
             mean: The density to spend on average over all heads.
             max_error: A bound on each head's error that may cost more than the budget; None: no bound.
+            floor: [B, H] fp64, the least useful density of the coming call; None: that of the last one. Sizes
+                follow the budget, and a budget that differs from step to step moves it.
 
         Returns:
             [B, H] fp64, or None if the layer was not seen yet.
@@ -85,12 +95,16 @@ class SharedBudget:
         if owner not in self._models:
             return None
         if owner not in self._allowed:
-            self._allowed = self._solve(mean, max_error)
-        return self._allowed.pop(owner)
+            # the layers are alike: what has moved the floor of this one has moved that of the others
+            moved = 1.0 if floor is None else floor.mean() / self._models[owner].floor.mean()
+            self._allowed = self._solve(mean, max_error, moved)
+        allowed = self._allowed.pop(owner)
+        return allowed if floor is None else allowed.maximum(floor)
 
     def learn(
-        self, owner: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float
-    ) -> None:
+        self, owner: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float,
+        mean: float,
+    ) -> None:  # fmt: skip
         """Learns from a finished call.
 
         Args:
@@ -100,6 +114,7 @@ class SharedBudget:
             norm: [B, H], the mean norms of their output rows.
             floor: Broadcasts to [B, H], the least useful density.
             pairs: Query-key pairs of one head, dense.
+            mean: The density over all heads in that call, as in `allowance`.
         """
         log_error = finite_error(error).clamp(min=TINY).log()
         norm, floor = norm.double(), floor.expand_as(density)
@@ -107,11 +122,11 @@ class SharedBudget:
         if known is None or known.density.shape != density.shape or known.density.device != density.device:
             power = torch.full_like(density, POWER)
             log_scale = log_error + power * density.log()
-            self._models[owner] = HeadModel(log_scale, power, norm, floor, density, log_error, pairs)
+            self._models[owner] = HeadModel(log_scale, power, norm, floor, density, log_error, pairs, mean)
         else:
-            self._models[owner] = known.updated(density, log_error, norm, floor)
+            self._models[owner] = known.updated(density, log_error, norm, floor, mean)
 
-    def _solve(self, mean: float, max_error: float | None) -> dict[Hashable, Tensor]:
+    def _solve(self, mean: float, max_error: float | None, moved: Tensor | float) -> dict[Hashable, Tensor]:
         models = list(self._models.values())
         home = models[0].density.device  # the layers of a large model may be on several GPUs
 
@@ -121,8 +136,9 @@ class SharedBudget:
         share = torch.cat([torch.full_like(m.density, m.pairs, device=home).flatten() for m in models])
         share = share / share.sum()  # a head's share of all pairs
         density = spread(
-            joined("log_scale"), joined("power"), joined("norm"), joined("floor").clamp(max=mean), share, mean
-        )
+            joined("log_scale"), joined("power"), joined("norm"), (moved * joined("floor")).clamp(max=mean),
+            share, mean,
+        )  # fmt: skip
         if max_error is not None:
             log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))

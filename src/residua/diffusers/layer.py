@@ -77,7 +77,7 @@ class Layer:
         text_queries, text_keys = ((), ()) if queries is None or keys is None else self._text(queries, keys)
         return Site(
             layer=self.index, name=self.name, depth=self.depth, run=tracker.run, step=max(0, tracker.step),
-            steps=tracker.total_steps(), branch=tracker.branch, grid=self.now.grid,
+            steps=tracker.total_steps(), removed=tracker.removed(), branch=tracker.branch, grid=self.now.grid,
             text_queries=text_queries, text_keys=text_keys,
         )  # fmt: skip
 

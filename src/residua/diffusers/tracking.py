@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import IntegrationError
+from ..integration.site import noise_removed
 
 logger = logging.getLogger("residua.diffusers")
 
@@ -47,6 +48,7 @@ class Tracker:
 
     def forget(self) -> None:
         """The next forward pass begins a new run."""
+        self._removed: tuple[float, ...] | None = None  # by each step; None: not looked up yet
         self.step = -1
         self.branch = ""
         self._calls = 0  # forward passes in this step
@@ -182,6 +184,19 @@ class Tracker:
         if self._steps is not None:
             return self._steps
         return None if self._schedule is None else max(1, len(self._schedule) - self._offset())
+
+    def removed(self) -> tuple[float, ...]:
+        """The noise that every step of the run removes; empty if the scheduler is not that of a flow model,
+        or does not drive this run. Waits for the device once in a run."""
+        if self._removed is None:
+            self._removed = () if self._stands_still else self._removed_by_schedule()
+        return self._removed
+
+    def _removed_by_schedule(self) -> tuple[float, ...]:
+        sigmas = getattr(self._scheduler(), "sigmas", None)
+        if sigmas is None or self._schedule is None or len(sigmas) != len(self._schedule) + 1:
+            return ()
+        return noise_removed(torch.as_tensor(sigmas).tolist()[self._offset() :])
 
 
 def _noise_rises(before: torch.Tensor, now: torch.Tensor) -> bool:

@@ -67,6 +67,9 @@ def group_again(
     """
     if memory is None:
         return group_tokens(call, config, sizes, None, backend, keep_coordinates)
+    counts = (memory.query_centroids.shape[2], memory.kv_centroids.shape[2])
+    if counts != (sizes.query_groups, sizes.kv_groups):
+        memory = _resized(call, sizes, memory)
     if memory.borrowed:
         steps = min(config.kmeans_cold, max(config.kmeans_warm, BORROWED_STEPS))
         return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates, steps)
@@ -81,6 +84,24 @@ def group_again(
     if stale.all():
         return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates)
     return _renewed(call, config, sizes, memory, grouping, stale, backend)
+
+
+def _resized(call: Call, sizes: Sizes, memory: GroupMemory) -> GroupMemory:
+    """Centroids for other group counts, to start from: sizes follow the budget, which may differ from step to
+    step."""
+    queries = _as_many(memory.query_centroids, sizes.query_groups, call.q, call.free_queries)
+    keys = _as_many(memory.kv_centroids, sizes.kv_groups, call.k, call.free_keys)
+    return GroupMemory(queries, keys, borrowed=True)
+
+
+def _as_many(centroids: Tensor, count: int, x: Tensor, rows: Rows) -> Tensor:
+    """Some of the centroids [B, H, C, D], or all of them and rows of x [B, H, N, D].  # [B, H, count, D]"""
+    have = centroids.shape[2]
+    more = count - have
+    if more <= 0:
+        return centroids[:, :, torch.arange(count, device=x.device) * have // count]
+    index = rows.index(x.device)[spread_indices(more, rows.count, x.device)]
+    return torch.cat([centroids, x[:, :, index].to(centroids.dtype)], 2)
 
 
 def _same_keys(call: Call, memory: GroupMemory) -> bool:

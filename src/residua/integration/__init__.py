@@ -11,10 +11,10 @@ from .profile import ModelFacts, Profile
 from .quality import QUALITIES, Quality, find_quality
 from .report import Report, ReportRow, TransformerReport, make_report
 from .settings import Preset, Settings, make_settings, min_tokens_for
-from .site import Grid, Site, around
+from .site import Grid, Site, around, noise_removed
 
 __all__ = [
     "QUALITIES", "Grid", "HostAttention", "ModelFacts", "Preset", "Profile", "Quality", "Report", "ReportRow",
     "Settings", "Site", "TransformerReport", "around", "find_quality", "key_padding", "make_report",
-    "make_settings", "min_tokens_for",
+    "make_settings", "min_tokens_for", "noise_removed",
 ]  # fmt: skip

@@ -63,7 +63,7 @@ class DenseReasons:
         least = self._least_tokens(q.device)
         if not self._is_selected(site):
             return Why(NOT_SELECTED, f"layers={list(self._settings.layers or ())}")
-        steps = self._dense_steps(site)
+        steps = self.dense_steps(site)
         if site.step < steps:
             # A backend that cannot run is refused now, not after minutes of dense steps.
             why = self._why_unsupported(q, v)
@@ -88,7 +88,8 @@ class DenseReasons:
             for item in wanted
         )
 
-    def _dense_steps(self, site: Site) -> int:
+    def dense_steps(self, site: Site) -> int:
+        """How many of the first steps stay dense because the settings say so."""
         share = self._settings.dense_steps
         if isinstance(share, float) and share > 0.0 and site.steps is None:
             raise IntegrationError(

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..budget import SharedBudget
+from ..budget import SharedBudget, shares_of_steps
+from ..config import Config
 from ..execution import Demand, slow_note
 from ..inputs import key_padding
 from ..methods import DEFAULT, find_method
@@ -93,6 +94,8 @@ class HostAttention:
         self._warnings: list[str] = []  # of earlier runs
         self._run: Hashable = _NO_RUN
         self._step = 0
+        self._shares_of: Any = None  # what the configs of the steps were made for
+        self._configs: list[Config] = []
 
     def call(
         self,
@@ -237,7 +240,7 @@ class HostAttention:
                 q, k, v, valid = compact.take(q), compact.take(k), compact.take(v), compact.take(valid, 1)
                 text_queries, text_keys = compact.ranges(text_queries), compact.ranges(text_keys)
             out, receipt = self._method.attend(
-                q, k, v, self.settings.config, state, pinned_keys=list(text_keys) or None,
+                q, k, v, self._config_at(site), state, pinned_keys=list(text_keys) or None,
                 exact_queries=list(text_queries) or None, key_mask=valid, scale=scale, grid=site.grid,
                 time_stages=self.time_stages,
             )  # fmt: skip
@@ -248,6 +251,24 @@ class HostAttention:
             slow = slow_note(receipt.backend, Demand(q.device, q.dtype, q.shape[3], v.shape[3]))
         self._watch.sparse_call(slow)
         return out
+
+    def _config_at(self, site: Site) -> Config:
+        """The settings of a step: a shared budget spends more where more noise is removed."""
+        config = self.settings.config
+        if not config.balance or not site.removed:
+            return config
+        first = min(self._reasons.dense_steps(site), len(site.removed))
+        key = (site.removed, first)
+        if key != self._shares_of:
+            dense, sparse = (1.0,) * first, shares_of_steps(site.removed[first:])
+            shares = (*dense, *sparse)
+            by_share = {share: self._at_share(share) for share in shares}
+            self._shares_of, self._configs = key, [by_share[share] for share in shares]
+        return self._configs[site.step] if site.step < len(self._configs) else config
+
+    def _at_share(self, share: float) -> Config:
+        config = self.settings.config
+        return config.replace(density=min(1.0, share * config.density))
 
     def _state(self, layer: int, branch: str) -> Any:
         """What this layer carries in this branch; a new one may start from what another carries."""

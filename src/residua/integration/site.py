@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -23,6 +24,8 @@ class Site:
         steps: How many steps the run has; None if the host cannot tell.
         branch: The guidance branch ("cond", "uncond"). A tuple of names says that the batch holds several
             branches, in equal parts, in this order.
+        removed: The noise that every step of the run removes, if the host knows it for a flow model, whose
+            levels of noise go from 1 to 0. A shared budget then follows it (`residua.budget.steps`).
         run: Any value that differs from one run (one video) to the next.
         grid: Frames, height and width of the video in tokens; None if unknown. Only reported.
         text_queries: Query rows that are not video, as (start, stop) pairs: they are computed exactly.
@@ -34,6 +37,7 @@ class Site:
     layer: int
     step: int = 0
     steps: int | None = None
+    removed: tuple[float, ...] = ()
     branch: str | tuple[str, ...] = ""
     run: Hashable = 0
     grid: Grid | None = None
@@ -92,3 +96,18 @@ class Site:
 def around(start: int, stop: int, total: int) -> Ranges:
     """The ranges before and after the video tokens `start` to `stop` of `total`: the text."""
     return tuple((low, high) for low, high in ((0, start), (stop, total)) if high > low)
+
+
+def noise_removed(levels: Sequence[float]) -> tuple[float, ...]:
+    """The noise that every step of a flow model removes.
+
+    Args:
+        levels: Of noise, one for each step and one after the last.
+
+    Returns:
+        Their differences; empty if these are not the levels of a flow model, which lie between 0 and 1:
+        elsewhere the same difference means something else.
+    """
+    if not levels or max(levels) > 1 + 1e-6 or min(levels) < 0:
+        return ()
+    return tuple(level - after for level, after in itertools.pairwise(levels))

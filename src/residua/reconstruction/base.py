@@ -135,10 +135,13 @@ class Reconstruction:
             return {}
         return {"routing": self.routing_cost(grouped).at(grouped.keys).expand_as(grouped.allowed)}
 
-    def min_density(self, grouped: GroupedCall) -> Tensor:
+    def min_density(self, grouped: GroupedCall) -> Tensor | float:
         """The density, of the pairs that may be skipped, below which a budget leaves this reconstruction
-        nothing to work with.  # [B, 1]"""
-        return torch.zeros_like(grouped.keys)
+        nothing to work with.
+
+        -> [B, 1] fp64; a number where the shapes tell, so that a GPU launches nothing for it
+        """
+        return 0.0
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         """The dtype in which the kernel hands over its output."""

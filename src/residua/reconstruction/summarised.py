@@ -135,12 +135,12 @@ class Summarised(Reconstruction):
         summary = {name: cost.at(grouped.keys) for name, cost in self.summary_costs(grouped).items()}
         return costs | {name: torch.where(routing.bare, 0.0, cost) for name, cost in summary.items()}
 
-    def min_density(self, grouped: GroupedCall) -> Tensor:
-        keys = grouped.keys
-        cost = self.summary_cost(grouped).at(keys) + self.routing_cost(grouped).at(keys)
-        cost = cost + grouped.sizes.probes * keys
+    def min_density(self, grouped: GroupedCall) -> Tensor | float:
+        keys = grouped.key_count
+        cost = grouped.price(self.summary_cost(grouped)) + grouped.price(self.routing_cost(grouped))
+        cost = MIN_BUDGET * (cost + grouped.sizes.probes * keys)
         pairs = grouped.call.q.shape[2] * keys * (1 - held_share(grouped.call))
-        return MIN_BUDGET * cost / pairs.clamp(min=1)
+        return cost / (pairs.clamp(min=1) if isinstance(pairs, Tensor) else max(1.0, pairs))
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:
         return wide_enough(grouped.call.q.dtype)

@@ -63,7 +63,7 @@ def real_route(tokens: int, head_dim: int, density: float, concentration: str = 
     sizes = resolve(config, replace(call, q=call.q.to("meta")))
     with torch.no_grad(), backend.session():
         grouping = group_tokens(call, config, sizes, None, backend)
-        grouped = GroupedCall(call, config, sizes, grouping, budget.allowance(call, config, None), backend)
+        grouped = GroupedCall(call, config, sizes, grouping, budget.allowance(call, config), backend)
         method, _ = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
         return method.route(grouped).route
 

@@ -8,6 +8,8 @@ from oracle import normal, qkv, small
 
 from residua import State, attention
 from residua.grouping.reuse import BORROWED_STEPS
+from residua.inputs import validate
+from residua.synthetic import VideoLike, video_like
 from residua.types import GroupMemory
 
 
@@ -58,8 +60,6 @@ def test_warm_runs_repeat_exactly():
         (qkv(dim=12), {}),
         (qkv(dtype=torch.bfloat16), {}),
         (qkv(heads=2, kv_heads=1), {}),
-        (qkv(), {"query_groups": 9}),
-        (qkv(), {"kv_groups": 9}),
         (qkv(), {"partition": "semantic"}),
     ],
 )
@@ -78,6 +78,29 @@ def test_a_change_of_text_tokens_starts_cold():
     assert not run(state, *tensors, pinned_keys=(0, 9))[1].warm
     assert run(state, *tensors, pinned_keys=(0, 9))[1].warm
     assert not run(state, *tensors, pinned_keys=(0, 9), exact_queries=(0, 9))[1].warm
+
+
+@pytest.mark.parametrize(
+    "changed", [{"query_groups": 5}, {"query_groups": 20}, {"kv_groups": 9}, {"kv_groups": 40}]
+)
+def test_other_group_counts_go_on_from_what_is_there(changed):
+    """Sizes follow the budget, which may differ from step to step: fewer groups are some of the old ones, more
+    are these and rows in between."""
+    tensors = video_like(VideoLike((4, 8, 16), heads=2, head_dim=16))
+    config = small(reconstruction="none", **changed)
+    dense = torch.nn.functional.scaled_dot_product_attention(*tensors)
+    outs = []
+    for _ in range(2):
+        state = State()
+        run(state, *tensors, config=small(reconstruction="none"))
+        out, receipt = run(state, *tensors, config=config)
+        assert receipt.warm
+        outs.append(out)
+    assert torch.equal(*outs)
+    groups = state.memory(validate(*tensors), config).centroids
+    assert [x.shape[2] for x in groups] == [config.query_groups, config.kv_groups]
+    cold = attention(*tensors, config)
+    assert float((outs[0] - dense).norm()) < 1.1 * float((cold - dense).norm())
 
 
 def test_settings_that_do_not_concern_the_groups_stay_warm():

@@ -124,6 +124,13 @@ def test_start_and_end_percent(host, checks):
     assert total(model).dense == {"outside of start and end percent": CALLS // 4}  # both branches in one call
 
 
+@pytest.mark.parametrize("sigmas, removed", [({}, (0.25,) * 4), ({"sigmas": (0.8, 0.4)}, ())])
+def test_a_budget_follows_the_noise_if_all_steps_may_be_sparse(sigmas, removed, host, checks):
+    model = checks.sparse(host.build("wan"), **sigmas)
+    host.sample(model)
+    assert patch_of(model)._removed == removed
+
+
 def test_samplers_that_ask_between_two_steps(host, checks):
     model = checks.sparse(host.build("wan"))
     host.sample(model, middle=True)

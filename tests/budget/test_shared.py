@@ -76,7 +76,8 @@ def played(mean, steps, errors, max_error=None, norm=1.0):
                 allowed = torch.full((1, 2), mean, dtype=torch.float64)
             spent[owner] = allowed
             error = torch.tensor([[errors[owner, h](float(allowed[0, h])) for h in range(2)]])
-            budget.learn(owner, allowed, error, torch.full((1, 2), norm), torch.tensor(0.01).double(), 1e6)
+            floor = torch.tensor(0.01).double()
+            budget.learn(owner, allowed, error, torch.full((1, 2), norm), floor, 1e6, mean)
     return spent
 
 
@@ -108,16 +109,50 @@ def test_a_bound_may_cost_more_than_the_budget():
 def test_what_a_head_outputs_is_what_its_error_counts_for():
     budget = SharedBudget()
     mean, floor = torch.full((1, 2), 0.1).double(), torch.tensor(0.01).double()
-    budget.learn("layer", mean, torch.full((1, 2), 0.1), torch.tensor([[1.0, 9.0]]), floor, 1e6)
+    budget.learn("layer", mean, torch.full((1, 2), 0.1), torch.tensor([[1.0, 9.0]]), floor, 1e6, 0.1)
     allowed = budget.allowance("layer", 0.1, None)
     # error ~ 1 / density: the optimum goes with the root of the norm
     assert float(allowed[0, 1] / allowed[0, 0]) == pytest.approx(3.0, rel=1e-6)
 
 
+def of_equal_heads(density=0.1, norm=1.0, count=4):
+    """A budget that knows one layer of heads with the same error, and what it was told."""
+    budget = SharedBudget()
+    allowed = torch.full((1, count), density, dtype=torch.float64)
+    told = {"norm": torch.full((1, count), norm), "floor": torch.full_like(allowed, 0.01), "pairs": 1e6}
+    budget.learn("layer", allowed, torch.full((1, count), 0.1), mean=density, **told)
+    return budget, allowed, told
+
+
+def test_the_floor_is_that_of_the_coming_call():
+    """Sizes follow the density of the step: what was enough in the step before may be too little now."""
+    budget, _, told = of_equal_heads()
+    budget.learn("layer", torch.tensor([[0.1, 0.1, 0.1, 0.1]]).double(),
+                 torch.tensor([[1e-6, 0.1, 0.1, 0.1]]), mean=0.1, **told)  # fmt: skip
+    floor = torch.full((1, 4), 0.15, dtype=torch.float64)
+    allowed = budget.allowance("layer", 0.2, None, floor)
+    assert float(allowed[0, 0]) == pytest.approx(0.15) and bool((allowed >= floor).all())
+    assert float(allowed.mean()) == pytest.approx(0.2, rel=1e-6)  # the others pay for it
+
+
+def test_a_power_is_what_a_head_gains_over_the_others():
+    """All heads get twice as much and have the same error as before, because the step is harder: that says
+    nothing about the power of any head."""
+    budget, allowed, told = of_equal_heads()
+    before = budget._models["layer"].power
+    budget.learn("layer", 2 * allowed, torch.full((1, 4), 0.1), mean=0.2, **told)
+    assert torch.equal(budget._models["layer"].power, before)
+    # one head gets twice as much as the others, and loses half of its error
+    alone = torch.tensor([[0.8, 0.4, 0.4, 0.4]]).double()
+    budget.learn("layer", alone, torch.tensor([[0.025, 0.05, 0.05, 0.05]]), mean=0.4, **told)
+    power = budget._models["layer"].power
+    assert float(power[0, 0]) == pytest.approx(1.0) and torch.equal(power[0, 1:], before[0, 1:])
+
+
 def test_reset_forgets():
     budget = SharedBudget()
     budget.learn("layer", torch.full((1, 1), 0.1).double(), torch.ones(1, 1), torch.ones(1, 1),
-                 torch.tensor(0.01).double(), 1e6)  # fmt: skip
+                 torch.tensor(0.01).double(), 1e6, 0.1)  # fmt: skip
     budget.reset()
     assert budget.allowance("layer", 0.1, None) is None
 
@@ -185,7 +220,7 @@ def test_layers_on_several_gpus_share_a_budget():
         budget, devices = SharedBudget(), {"first": "cuda:0", "second": "cuda:1"}
         for owner, device in devices.items():
             known = torch.full((1, 3), 0.1, dtype=torch.float64, device=device)
-            budget.learn(owner, known, known, known, known / 10, 1e6)
+            budget.learn(owner, known, known, known, known / 10, 1e6, 0.1)
         for owner, device in devices.items():
             allowed = budget.allowance(owner, 0.1, 0.2)
             assert allowed is not None and allowed.device == torch.device(device)

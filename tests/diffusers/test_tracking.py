@@ -189,3 +189,51 @@ def test_a_reset_in_the_middle_of_a_run_keeps_the_place(caplog):
     scheduler.step_index = 3
     loop.tracker.forget()
     assert loop.at(torch.tensor([6.0]), "cond")[0] == 3 and not caplog.records
+
+
+def flow(steps=8, shift=3.0):
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(sigmas=[1 - step / steps for step in range(steps)])  # as pipelines do
+    return scheduler
+
+
+def test_a_flow_scheduler_says_what_every_step_removes():
+    scheduler = flow()
+    loop = Loop(scheduler)
+    loop.at(scheduler.timesteps[0])
+    removed = loop.tracker.removed()
+    assert len(removed) == 8 and sum(removed) == pytest.approx(1.0)
+    assert list(removed) == sorted(removed)  # with a shift most of the noise goes in the last steps
+    scheduler.set_timesteps(sigmas=[1.0, 0.5])
+    loop.at(scheduler.timesteps[0])
+    assert len(loop.tracker.removed()) == 2  # a new run
+
+
+def test_a_run_that_begins_in_the_middle_removes_what_is_left():
+    scheduler = flow()
+    scheduler.set_begin_index(5)
+    loop = Loop(scheduler)
+    loop.at(scheduler.timesteps[5])
+    assert len(loop.tracker.removed()) == 3
+    assert sum(loop.tracker.removed()) == pytest.approx(float(scheduler.sigmas[5]))
+
+
+@pytest.mark.parametrize("scheduler", [
+    SimpleNamespace(step_index=None, timesteps=torch.arange(4)),  # says no levels
+    SimpleNamespace(step_index=None, timesteps=torch.arange(4), sigmas=torch.tensor([9.0, 4, 1, 0.1, 0])),
+    SimpleNamespace(step_index=None, timesteps=torch.arange(4), sigmas=torch.tensor([1.0, 0])),
+])  # fmt: skip
+def test_other_schedulers_do_not(scheduler):
+    loop = Loop(scheduler)
+    loop.at(torch.tensor([9]))
+    assert loop.tracker.removed() == ()
+
+
+def test_a_scheduler_that_stands_still_does_not_either():
+    scheduler = flow()
+    scheduler._step_index = 8  # all its steps are taken
+    loop = Loop(scheduler)
+    loop.at(torch.tensor([900.0]))
+    assert loop.tracker.removed() == ()

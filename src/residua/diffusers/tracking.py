@@ -48,7 +48,7 @@ class Tracker:
 
     def forget(self) -> None:
         """The next forward pass begins a new run."""
-        self._removed: tuple[float, ...] | None = None  # by each step; None: not looked up yet
+        self._levels: tuple[float, ...] | None = None  # of noise, by the schedule; None: not read yet
         self.step = -1
         self.branch = ""
         self._calls = 0  # forward passes in this step
@@ -188,15 +188,17 @@ class Tracker:
     def removed(self) -> tuple[float, ...]:
         """The noise that every step of the run removes; empty if the scheduler is not that of a flow model,
         or does not drive this run. Waits for the device once in a run."""
-        if self._removed is None:
-            self._removed = () if self._stands_still else self._removed_by_schedule()
-        return self._removed
+        if self._stands_still:
+            return ()
+        if self._levels is None:
+            self._levels = self._read_levels()
+        return noise_removed(self._levels[self._offset() :])
 
-    def _removed_by_schedule(self) -> tuple[float, ...]:
+    def _read_levels(self) -> tuple[float, ...]:
         sigmas = getattr(self._scheduler(), "sigmas", None)
         if sigmas is None or self._schedule is None or len(sigmas) != len(self._schedule) + 1:
             return ()
-        return noise_removed(torch.as_tensor(sigmas).tolist()[self._offset() :])
+        return tuple(torch.as_tensor(sigmas).tolist())
 
 
 def _noise_rises(before: torch.Tensor, now: torch.Tensor) -> bool:

@@ -24,20 +24,19 @@ class Site:
         steps: How many steps the run has; None if the host cannot tell.
         branch: The guidance branch ("cond", "uncond"). A tuple of names says that the batch holds several
             branches, in equal parts, in this order.
-        removed: The noise that every step of the run removes, if the host knows it for a flow model, whose
-            levels of noise go from 1 to 0. A shared budget then follows it (`residua.budget.steps`).
         run: Any value that differs from one run (one video) to the next.
         grid: Frames, height and width of the video in tokens; None if unknown. Only reported.
         text_queries: Query rows that are not video, as (start, stop) pairs: they are computed exactly.
         text_keys: Keys that are not video: every query keeps them.
         depth: The layer's position from the input, for `dense_layers`; None: the same as `layer`.
         name: The layer's name in the report; empty: "layer N".
+        removed: The noise that every step of the run removes (`noise_removed`), for a budget that follows it
+            (`residua.budget.steps`); empty: every step gets the same.
     """
 
     layer: int
     step: int = 0
     steps: int | None = None
-    removed: tuple[float, ...] = ()
     branch: str | tuple[str, ...] = ""
     run: Hashable = 0
     grid: Grid | None = None
@@ -45,6 +44,7 @@ class Site:
     text_keys: Ranges = ()
     depth: int | None = None
     name: str = ""
+    removed: tuple[float, ...] = ()
 
     @property
     def branches(self) -> tuple[str, ...]:

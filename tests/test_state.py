@@ -84,8 +84,8 @@ def test_a_change_of_text_tokens_starts_cold():
     "changed", [{"query_groups": 5}, {"query_groups": 20}, {"kv_groups": 9}, {"kv_groups": 40}]
 )
 def test_other_group_counts_go_on_from_what_is_there(changed):
-    """Sizes follow the budget, which may differ from step to step: fewer groups are some of the old ones, more
-    are these and rows in between."""
+    """Sizes follow the budget, which may differ from step to step: fewer groups start from some of the old
+    ones, more from these and some rows."""
     tensors = video_like(VideoLike((4, 8, 16), heads=2, head_dim=16))
     config = small(reconstruction="none", **changed)
     dense = torch.nn.functional.scaled_dot_product_attention(*tensors)

@@ -60,7 +60,8 @@ class Config:
             much as it needs to stay below the bound, at most `density`; a head that cannot stay below it runs
             dense. None: no bound.
         balance: Whether heads share the budget: `density` is then their mean, and pairs go to the heads in
-            which they reduce the error most. Layers share it too if their states do (`State(shared)`). With
+            which they reduce the error most. Layers share it too if their states do (`State(shared)`), and a
+            host that knows the noise levels of its steps gives more to those that remove more noise. With
             `max_error` as well, a head above the bound may spend more than its part.
         query_groups: Groups of queries per head; None: chosen from the token count, and from the density
             where skipped groups are summarised (`residua.sizing`).

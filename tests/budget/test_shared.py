@@ -222,5 +222,6 @@ def test_layers_on_several_gpus_share_a_budget():
             known = torch.full((1, 3), 0.1, dtype=torch.float64, device=device)
             budget.learn(owner, known, known, known, known / 10, 1e6, 0.1)
         for owner, device in devices.items():
-            allowed = budget.allowance(owner, 0.1, 0.2)
+            floor = torch.full((1, 3), 0.02, dtype=torch.float64, device=devices[owner])
+            allowed = budget.allowance(owner, 0.1, 0.2, floor)
             assert allowed is not None and allowed.device == torch.device(device)

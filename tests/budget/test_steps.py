@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -53,5 +54,5 @@ def test_there_are_few_different_shares():
     shift, steps = 7.0, 50
     levels = [1 - step / steps for step in range(steps)]
     shifted = [*(shift * x / (1 + (shift - 1) * x) for x in levels), 0.0]
-    shares = shares_of_steps([a - b for a, b in zip(shifted, shifted[1:], strict=False)])
+    shares = shares_of_steps([a - b for a, b in itertools.pairwise(shifted)])
     assert shares == tuple(sorted(shares)) and len(set(shares)) <= 2 * RUNGS + 1

@@ -317,7 +317,9 @@ def test_the_example_of_the_documentation_runs(capsys):
     assert len(code.splitlines()) <= 42
     names: dict[str, object] = {}
     exec(compile(code, str(page), "exec"), names)
-    loop = SimpleNamespace(grid=(3, 8, 8), steps=4, step=0, branch="", run=1)
+    loop = SimpleNamespace(
+        grid=(3, 8, 8), steps=4, step=0, branch="", run=1, sigmas=[1.0, 0.9, 0.7, 0.4, 0.0]
+    )
 
     def model(loop):
         for layer in range(2):

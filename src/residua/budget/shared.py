@@ -95,8 +95,7 @@ class SharedBudget:
         if owner not in self._models:
             return None
         if owner not in self._allowed:
-            # the layers are alike: what has moved the floor of this one has moved that of the others
-            moved = 1.0 if floor is None else floor.mean() / self._models[owner].floor.mean()
+            moved = None if floor is None else floor.mean() / self._models[owner].floor.mean().clamp(min=TINY)
             self._allowed = self._solve(mean, max_error, moved)
         allowed = self._allowed.pop(owner)
         return allowed if floor is None else allowed.maximum(floor)
@@ -126,7 +125,9 @@ class SharedBudget:
         else:
             self._models[owner] = known.updated(density, log_error, norm, floor, mean)
 
-    def _solve(self, mean: float, max_error: float | None, moved: Tensor | float) -> dict[Hashable, Tensor]:
+    def _solve(self, mean: float, max_error: float | None, moved: Tensor | None) -> dict[Hashable, Tensor]:
+        """The allowances of all layers. What has moved the floor of one has moved that of the others, because
+        they are alike."""
         models = list(self._models.values())
         home = models[0].density.device  # the layers of a large model may be on several GPUs
 
@@ -135,10 +136,10 @@ class SharedBudget:
 
         share = torch.cat([torch.full_like(m.density, m.pairs, device=home).flatten() for m in models])
         share = share / share.sum()  # a head's share of all pairs
+        floor = joined("floor") if moved is None else joined("floor") * moved.to(home)
         density = spread(
-            joined("log_scale"), joined("power"), joined("norm"), (moved * joined("floor")).clamp(max=mean),
-            share, mean,
-        )  # fmt: skip
+            joined("log_scale"), joined("power"), joined("norm"), floor.clamp(max=mean), share, mean
+        )
         if max_error is not None:
             log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,20 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )  # fmt: skip
 hypothesis.settings.load_profile("residua")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """pytest-xdist would begin with the files of most tests, and leave those that take longest for the end,
+    where one worker waits for the other."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those of many tests; the order inside of a file stays."""
+    tests = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
 
 
 def pytest_runtest_setup() -> None:

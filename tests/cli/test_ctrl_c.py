@@ -20,9 +20,11 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 pytest.importorskip("pyarrow")
 pytest.importorskip("ray")
+import kept_code as kept
 import torch
 from ctrl_c import COMMANDS, arguments, check_folder_is_whole, finish, interrupt, places_of, prepare, spread
 
+from residua.bench.static import model
 from residua.lab import CaptureWriter, read_captures
 from residua.lab import writer as writing
 
@@ -42,9 +44,17 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture
+def kept_code(tmp_path, monkeypatch):
+    """Every run of a test compiles the same kernels."""
+    (tmp_path / "code").mkdir()
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path / "code"))
+    monkeypatch.setattr(model, "_compile", kept.compile_once)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_at_every_stage(name, files, tmp_path):
+def test_at_every_stage(name, files, kept_code, tmp_path):
     pytest.importorskip(NEEDS.get(name, "torch"))
     for number, place in enumerate(spread(places_of(name, files, tmp_path), PLACES)):
         (tmp_path / str(number)).mkdir()

@@ -37,6 +37,7 @@ def build(tiny, name):
         return tiny.settled(deep[name]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wan", "hunyuan", "cosmos 2.5"])
 def test_graph_count_equals_dense(name, tiny, scheduler, denoise, speed_up):
     model, inputs = build(tiny, name)

@@ -88,6 +88,7 @@ def held(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_killed_driver_and_a_killed_worker_cost_only_what_they_were_making(cluster, make_suite, tmp_path):
     suite = make_suite([*TUNING_PROMPTS[:2], POISON], generation=SLOWER)
     out = tmp_path / "out"
@@ -134,6 +135,7 @@ def start_driver(suite: Suite, out: Path, address: str) -> subprocess.Popen:
     return driver
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_only_what_it_was_making(cluster, make_suite, tmp_path):
     suite, out = make_suite(3, generation=SLOWER), tmp_path / "out"
     lost = next(node for node in cluster.list_all_nodes() if not node.head)

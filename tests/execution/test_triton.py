@@ -1,7 +1,7 @@
 """The Triton backend as far as a machine without a GPU goes.
 
-The kernels themselves run in Triton's interpreter, which must be switched on before Triton is imported: each
-file of `triton_interpreter/` gets a process of its own.
+The kernels themselves run in Triton's interpreter, which must be switched on before Triton is imported: the
+files of `triton_interpreter/` get processes of their own, the short ones one together.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grouping", "attention", "slots", "judging", "pipeline", "faults"])
-def test_in_the_interpreter(name):
+@pytest.mark.parametrize("names", ["grouping", "attention", "slots judging pipeline faults"])
+def test_in_the_interpreter(names):
     pytest.importorskip("triton", reason="Triton is not installed")
     paths = os.pathsep.join([str(HERE), *sys.path])
     options = [
@@ -50,6 +50,8 @@ def test_in_the_interpreter(name):
         "no:randomly",
         "-p",
         "sanitizer",
+        "-p",
+        "once",
         "-W",
         "ignore::RuntimeWarning",
     ]
@@ -57,7 +59,7 @@ def test_in_the_interpreter(name):
         "-m",
         "pytest",
         *options,
-        str(HERE / f"interpret_{name}.py"),
+        *(str(HERE / f"interpret_{name}.py") for name in names.split()),
         TRITON_INTERPRET="1",
         OMP_NUM_THREADS="1",
         PYTHONPATH=paths,

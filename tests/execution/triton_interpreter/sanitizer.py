@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from triton.runtime import interpreter
 
+NOBODY, SEVERAL = 0, -1  # instead of the number of a program
+
 
 class Sanitizer:
     """What the running launch may touch, and what its programs have touched."""
@@ -23,49 +25,63 @@ class Sanitizer:
     def __init__(self) -> None:
         self.findings: Counter[str] = Counter()
         self.addresses = 0
-        self.kernel, self.spans = "", np.zeros((0, 2), np.int64)
-        self.writer: dict[int, Any] = {}
-        self.reader: dict[int, Any] = {}
+        self.programs: dict[Any, int] = {}
+        self.begin("", [])
 
     def begin(self, kernel: str, tensors: list[Any]) -> None:
         self.kernel = kernel
-        self.spans = np.array([_span(t) for t in tensors] or [(0, 0)], np.int64)
-        self.writer, self.reader = {}, {}
+        spans = np.array(sorted(_span(t) for t in tensors) or [(0, 0)], np.int64)
+        self.lows, self.highs = spans[:, 0], np.maximum.accumulate(spans[:, 1])
+        # Tensors that overlap share a stretch of memory; all stretches together are numbered byte by byte.
+        first = np.append(True, self.lows[1:] > self.highs[:-1])
+        stretch = first.cumsum() - 1
+        starts, ends = self.lows[first], self.highs[np.append(first[1:], True)]
+        before = (ends - starts).cumsum() - (ends - starts)
+        self.shifts = (starts - before)[stretch]
+        self.programs.clear()
+        self.writer, self.reader = np.zeros((2, int((ends - starts).sum())), np.int32)
 
     def load(self, program: Any, addresses: np.ndarray, size: int) -> np.ndarray:
         """Which of the addresses are inside a tensor of the launch."""
-        inside = self._inside("reads", addresses, size)
-        for address in np.unique(addresses).tolist():
-            if self.writer.get(address, program) != program:
-                self.findings[f"{self.kernel}: reads what another program writes"] += 1
-            known = self.reader.setdefault(address, program)
-            if known != program:
-                self.reader[address] = "several"
+        inside, at = self._places("reads", addresses, size)
+        me = self._number(program)
+        self._judge("reads what another program writes", at, self.writer, me)
+        known = self.reader[at]
+        self.reader[at] = np.where((known == NOBODY) | (known == me), me, SEVERAL)
         return inside
 
     def store(self, program: Any, addresses: np.ndarray, size: int) -> np.ndarray:
         """Which of the addresses are inside a tensor of the launch."""
-        inside = self._inside("writes", addresses, size)
-        for address in np.unique(addresses).tolist():
-            if self.writer.get(address, program) != program:
-                self.findings[f"{self.kernel}: two programs write one address"] += 1
-            if self.reader.get(address, program) != program:
-                self.findings[f"{self.kernel}: writes what another program reads"] += 1
-            self.writer[address] = program
+        inside, at = self._places("writes", addresses, size)
+        me = self._number(program)
+        self._judge("two programs write one address", at, self.writer, me)
+        self._judge("writes what another program reads", at, self.reader, me)
+        self.writer[at] = me
         return inside
 
     def change(self, program: Any, addresses: np.ndarray, size: int) -> np.ndarray:
         """Which of the addresses of an atomic operation are inside a tensor of the launch."""
-        return self._inside("changes", addresses, size)
+        return self._places("changes", addresses, size)[0]
 
-    def _inside(self, what: str, addresses: np.ndarray, size: int) -> np.ndarray:
+    def _places(self, what: str, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which addresses are inside of a tensor, and the numbers of those bytes."""
         self.addresses += addresses.size
-        inside = np.zeros(addresses.shape, bool)
-        for low, high in self.spans:
-            inside |= (addresses >= low) & (addresses + size <= high)
-        if not inside.all():
-            self.findings[f"{self.kernel}: {what} out of bounds"] += int((~inside).sum())
-        return inside
+        # Of the tensors that begin at or before an address, the end that reaches farthest.
+        tensor = self.lows.searchsorted(addresses, "right") - 1
+        inside = (tensor >= 0) & (addresses + size <= self.highs[tensor])
+        if inside.all():
+            return inside, addresses - self.shifts[tensor]
+        self.findings[f"{self.kernel}: {what} out of bounds"] += int((~inside).sum())
+        return inside, (addresses - self.shifts[tensor])[inside]
+
+    def _number(self, program: Any) -> int:
+        return self.programs.setdefault(program, len(self.programs) + 1)
+
+    def _judge(self, what: str, at: np.ndarray, others: np.ndarray, me: int) -> None:
+        known = others[at]
+        met = (known != NOBODY) & (known != me)
+        if met.any():
+            self.findings[f"{self.kernel}: {what}"] += len(np.unique(at[met]))
 
 
 def _span(tensor: Any) -> tuple[int, int]:

@@ -192,7 +192,7 @@ class Tracker:
             return ()
         if self._levels is None:
             self._levels = self._read_levels()
-        return noise_removed(self._levels[self._offset() :])
+        return noise_removed(self._levels)[self._offset() :]
 
     def _read_levels(self) -> tuple[float, ...]:
         sigmas = getattr(self._scheduler(), "sigmas", None)

@@ -38,11 +38,11 @@ def moved(grouped: GroupedCall, method: Reconstruction, state: State | None) -> 
     call, config = grouped.call, grouped.config
     if state is None or not config.moves_budget or not state.knows_budget(call, config):
         return grouped
-    learned = state.budget
+    learned, floor = state.budget, None
     if config.balance:
         floor = _floor(grouped, method)
         learned = state.shared.allowance(state, config.density, config.max_error, floor)
-    return grouped if learned is None else replace(grouped, allowed=beside_held(call, learned))
+    return grouped if learned is None else replace(grouped, allowed=beside_held(call, learned), floor=floor)
 
 
 def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
@@ -52,7 +52,7 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
     if error is None or not config.moves_budget:
         return
     spent = without_held(call, grouped.allowed)
-    floor = _floor(grouped, method)
+    floor = _floor(grouped, method) if grouped.floor is None else grouped.floor
     budget = None
     if config.balance:
         pairs = float(call.q.shape[2] * call.k.shape[2])

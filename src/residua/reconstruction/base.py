@@ -38,6 +38,7 @@ class GroupedCall:
     grouping: Grouping
     allowed: Tensor  # [B, H] fp64, the density that each head may spend
     backend: Backend
+    floor: Tensor | None = None  # [B, H] fp64, the least density of use to a head, if a budget moves with it
 
     @cached_property
     def keys(self) -> Tensor:

@@ -233,15 +233,20 @@ class TritonBackend(Backend):
         budgets: Sequence[Tensor],
         free: int,
         worth: Tensor | None = None,
+        weighed: int | None = None,
     ) -> Tensor:
         from ..plain.routing import FILL_PASSES
         from .spend import spend
 
-        if worth is not None:
-            return super().best_cells(log_mass, query_sizes, kv_sizes, budgets, free, worth)
-        return spend(
-            log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=False
-        )
+        given = (log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free)
+        return spend(*given, shares=False, worth=worth, weighed=weighed)
+
+    @entry
+    def group_worth(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
+        from ..plain.routing import MIN_SPREAD
+        from .worth import group_worth
+
+        return group_worth(k, v, kv, every, MIN_SPREAD)
 
     @entry
     def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:

@@ -110,6 +110,7 @@ def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
+    backend.group_worth(tokens(dim, dtype), tokens(dim, dtype), partition(KV_GROUPS), 4)
     with backend.session():
         backend.sorted_means(tokens(dim, dtype), partition(KV_GROUPS))
     gather_noting(tokens(dim, dtype), order, partition(KV_GROUPS).offsets, dim)
@@ -136,6 +137,7 @@ def _order(backend: TritonBackend) -> None:
     mass = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS)
     backend.spend_each(mass, rows, keys, budgets)
     backend.best_cells(mass, rows, keys, budgets, KV_GROUPS - 1)
+    backend.best_cells(mass, rows, keys, budgets, KV_GROUPS, empty(1, HEADS, KV_GROUPS), 1)
     backend.missed_mass(mass, torch.stack([route().cells] * 2))
     backend.sort_groups(empty(1, HEADS, TOKENS, dtype=torch.long), KV_GROUPS)
 

@@ -7,6 +7,7 @@ therefore choose the tiles and specialisations that they choose on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -169,8 +170,12 @@ def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     factor = empty(1, HEADS, dim, RANK)
     x = tokens(dim, dtype)
     backend.mixed_covariance(share, x, factor, x, kv, centroids)
-    with backend.session():
-        backend.mixed_covariance(share, x, factor, tokens(dim, dtype), kv, centroids)
+    merged, near = empty(1, HEADS, QUERY_GROUPS, SLOTS // 2), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
+    for session in (nullcontext(), backend.session()):  # in a session the values are sorted on the way
+        with session:
+            backend.skipped_covariance(
+                share, merged, x, factor, tokens(dim, dtype), kv, centroids, near, KV_GROUPS, False
+            )
 
 
 def _summary(dim: int, dtype: torch.dtype, drifts: bool) -> SummaryKeys:

@@ -166,7 +166,7 @@ def spend(
         mass, query_sizes, kv_sizes, mass if worth is None else worth.contiguous(), base, bias, bucket, best,
         cells, cq, ck, free, mass.stride(2), kv_sizes.shape[-1], batch * heads * cq, number,
         batch * heads * cq * free, BC=min(1024, padded(ck)), SHARES=shares, WEIGHED=worth is not None,
-        RANKINGS=rankings, num_warps=4, enable_fp_fusion=False,
+        RANKINGS=rankings, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     order, starts = sort_labels(
         bucket.view(rankings * batch * heads, -1), BUCKETS.value, STRETCH, torch.int32

@@ -17,7 +17,7 @@ from residua.execution.backend import Backend
 from residua.grouping import group_tokens
 from residua.inputs import validate
 from residua.reconstruction import RECONSTRUCTIONS
-from residua.routing import cell_scores, group_worth, keep_best_each, pair_budget, route_cells
+from residua.routing import cell_scores, cells_within, group_worth, pair_budget, route_cells
 from residua.sizing import resolve
 
 
@@ -316,12 +316,17 @@ def test_of_groups_with_the_same_mass_the_one_with_more_spread_is_kept():
     mass = torch.zeros(1, 2, 1, 4)
     budget = torch.full((1, 2), 2 * 32 * 64)
     per_head, per_group = (
-        keep_best_each(call, grouping, mass, [budget], scope, Backend(), worth)[0]
+        cells_within(call, grouping, mass, [budget], scope, Backend(), worth)[0]
         for scope in ("head", "query-group")
     )
-    assert per_head.cells[0, 0, 0].tolist() == per_group.cells[0, 0, 0].tolist() == [False, True, False, True]
-    (equal,) = keep_best_each(call, grouping, mass, [budget], "head", Backend())
-    assert equal.cells[0, 0, 0].tolist() == [True, True, False, False]
+    assert per_head[0, 0, 0].tolist() == per_group[0, 0, 0].tolist() == [False, True, False, True]
+    for scope in ("head", "query-group"):
+        found = cells_within(call, grouping, mass, [budget] * 3, scope, Backend(), worth, 1)
+        assert found[:, 0, 0, 0].sum(-1).tolist() == [2, 2, 2]
+        assert found[0].equal(per_head) and found[1].equal(found[2])
+        assert found[1, 0, 0, 0].tolist() == [True, True, False, False]  # equal masses
+    (equal,) = cells_within(call, grouping, mass, [budget], "head", Backend())
+    assert equal[0, 0, 0].tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])

@@ -75,7 +75,7 @@ def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
 
 
 WORTH_EVERY = 4  # keys in group order, of which one is looked at
-MIN_SPREAD = 1e-4  # of a group, as a share of the mean over the groups of its head
+GPU_WORTH_KEYS = 6  # of a group that a GPU looks at, which counts the bytes that it reads
 
 
 def group_worth(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
@@ -86,21 +86,10 @@ def group_worth(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     mean squares, from a sample; docs/decisions/0018-routing-by-what-is-left.md). Relative to the other groups
     of the head; 0 where it is not known.  # [B, Hkv, Ck] fp32
     """
-    index = grouping.kv.order[..., ::WORTH_EVERY]  # [B, Hkv, S]
-    label = grouping.kv.labels.gather(-1, index)
-    # Half the squared distance of two keys of a group is its variance, on average; tokens of no group, and
-    # pairs that lie in two groups, go to a spare last group.
-    same = (label[..., 1:] == label[..., :-1]) & (label[..., 1:] >= 0)
-    pair = torch.where(same, label[..., 1:], grouping.kv.groups)
-    worth = torch.zeros_like(grouping.kv.sizes, dtype=torch.float32)
-    for x in (call.k, call.v):
-        apart = backend.gather_rows(x, index).float().diff(dim=2).square().sum(-1)  # [B, Hkv, S - 1]
-        spread = apart.new_full((*apart.shape[:2], grouping.kv.groups + 1), torch.nan)
-        spread.scatter_reduce_(-1, pair, apart, "mean", include_self=False)
-        spread = torch.where(spread.isinf(), torch.nan, spread)[..., :-1]
-        relative = spread / spread.nanmean(-1, keepdim=True)  # NaN if unknown, or if no group has any
-        worth += 0.5 * torch.nan_to_num(relative, nan=1.0).clamp(min=MIN_SPREAD).log()
-    return worth
+    every = WORTH_EVERY
+    if call.k.device.type != "cpu":
+        every = max(every, call.k.shape[2] // (GPU_WORTH_KEYS * grouping.kv.groups))
+    return backend.group_worth(call.k, call.v, grouping.kv, every)
 
 
 def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
@@ -147,10 +136,11 @@ def keep_best(
 
     log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
     """
-    return keep_best_each(call, grouping, log_mass, [budget], scope, backend)[0]
+    (cells,) = cells_within(call, grouping, log_mass, [budget], scope, backend)
+    return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
 
 
-def keep_best_each(
+def cells_within(
     call: Call,
     grouping: Grouping,
     log_mass: Tensor,
@@ -158,26 +148,29 @@ def keep_best_each(
     scope: str,
     backend: Backend,
     worth: Tensor | None = None,
-) -> list[Route]:
-    """`keep_best` for several budgets; the cells are ranked once. worth [B, Hkv, Ck]: as from `group_worth`;
-    None: mass alone counts."""
-    if worth is not None:
+    weighed: int | None = None,
+) -> Tensor:
+    """What `keep_best` keeps for several budgets. worth [B, Hkv, Ck]: as from `group_worth`, counts for the
+    first `weighed` of them, or for all; None: mass alone counts.  # [budgets, B, H, Cq, Ck] bool"""
+    if worth is not None and call.shares > 1:
         worth = worth.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
     if scope == "head":
-        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free, worth)
+        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free, worth, weighed)
     else:
         broken = log_mass.isnan()
-        log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)
-        log_share = (log_share if worth is None else log_share + worth[..., None, :])[..., :free]
-        sizes = kv_sizes[..., :free]
-        found = torch.stack([_spend_per_group(log_share, grouping.query.sizes, sizes, b) for b in budgets])
+        plain = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        weighted = plain if worth is None else plain + worth[..., None, :free]
+        counts = len(budgets) if weighed is None else weighed
+        shares = [weighted if place < counts else plain for place in range(len(budgets))]
+        sizes = grouping.query.sizes, kv_sizes[..., :free]
+        found = torch.stack([_spend_per_group(x, *sizes, b) for x, b in zip(shares, budgets, strict=True)])
         found |= (broken & _occupied(call, grouping))[..., :free]
     if grouping.pinned_groups:
         pinned = _occupied(call, grouping)[..., free:]
         found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
-    return [Route(grouping.query, grouping.kv, cells, grouping.pinned_groups) for cells in found]
+    return found
 
 
 def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:

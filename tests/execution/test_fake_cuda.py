@@ -53,7 +53,7 @@ def test_the_default_call_is_a_few_hundred_launches(default):
 
 def test_the_default_call_moves_its_tensors_a_few_times(default):
     """q, k and v are 2.3 GB."""
-    assert moved(default, 0.22) <= 23e9
+    assert moved(default, 0.22) <= 23.5e9
     assert sum(op.bytes for op in default.operations) <= 3e9  # by torch; the rest by our kernels
 
 

@@ -277,8 +277,12 @@ def _stage_cases(
     )  # fmt: skip
     mass, sizes = 3 * random(1, heads, cq, ck), kv.sizes.repeat_interleave(heads // kv_heads, 1)
     budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
-    given = (mass, query.sizes, sizes, [budget], ck)
+    worth = random(1, heads, ck)
+    given = (mass, query.sizes, sizes, [budget, budget], ck, worth, 1)  # one by worth, one by mass
     yield "best_cells", 1 - AGREE, lambda: _differ(backend.best_cells(*given), trusted.best_cells(*given))
+    yield "group_worth", EXACT, lambda: _off(
+        backend.group_worth(k, v, kv, 4), trusted.group_worth(k, v, kv, 4)
+    )  # fmt: skip
     cells = random(1, 1, heads, cq, ck) > 0.3
     yield "missed_mass", EXACT, lambda: _off(
         backend.missed_mass(mass, cells), trusted.missed_mass(mass, cells)

@@ -58,15 +58,20 @@ def drift(
     mass, in the `rank` directions in which both queries and keys vary most."""
     heads, shares = call.k.shape[1], call.shares
     to_query, to_key = directions(call, grouping, rank, backend, scatter)  # [B, Hkv, D, R] each
-    share = slots.share.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, Ck]
+
+    def by_keys(x: Tensor) -> Tensor:
+        return x.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, ...]
+
+    given = (call.k, to_key, call.v, grouping.kv, grouping.kv_centroids)
     merged = slots.log_mass.shape[-1] - slots.single
-    pool = slots.near if pools_covariances(call, merged) else None
-    slope, curve = backend.mixed_covariance(
-        share, call.k, to_key, call.v, grouping.kv, grouping.kv_centroids, pool, merged
-    )
-    if pool is not None:
-        more_slope, more_curve = _among_merged(call, grouping, slots, to_key, backend)
-        slope, curve = slope.add_(more_slope), curve.add_(more_curve)
+    if merged:
+        together = slots.log_mass.softmax(-1).nan_to_num(0.0)[..., slots.single :]  # [B, H, Cq, merged]
+        free = grouping.kv.groups - grouping.pinned_groups  # pinned keys are never skipped
+        slope, curve = backend.skipped_covariance(
+            by_keys(slots.share), by_keys(together), *given, slots.near, free, pools_covariances(call)
+        )
+    else:
+        slope, curve = backend.mixed_covariance(by_keys(slots.share), *given)
 
     def per_head(x: Tensor) -> Tensor:
         return x.unflatten(2, (shares, -1)).flatten(1, 2)
@@ -75,35 +80,19 @@ def drift(
     return Drift(to_query, origin, per_head(0.5 * curve), per_head(slope))
 
 
-def _among_merged(
-    call: Call, grouping: Grouping, slots: Slots, to_key: Tensor, backend: Backend
-) -> tuple[Tensor, Tensor]:
-    """What `drift` misses inside the groups: how groups that share a merged slot lie around each other, every
-    group as one key at its centroid.  # [B, Hkv, shares * Cq, R, Dv] and [B, Hkv, shares * Cq, R]"""
-    merged = slots.log_mass.shape[-1] - slots.single
-    near = torch.where(grouping.kv.sizes > 0, slots.near, -1)
-    near[..., near.shape[-1] - grouping.pinned_groups :] = -1  # pinned keys are never skipped
-    around = backend.sort_groups(near, merged)
-    centroids, values = grouping.kv_centroids, backend.group_means(call.v, grouping.kv)
-    share = slots.log_mass.softmax(-1).nan_to_num(0.0)[..., slots.single :]  # [B, H, Cq, merged]
-    share = share.unflatten(1, (call.k.shape[1], call.shares)).flatten(2, 3)
-    return backend.mixed_covariance(
-        share, centroids, to_key, values, around, backend.group_means(centroids, around)
-    )
-
-
-def pools_covariances(call: Call, merged: int) -> bool:
+def pools_covariances(call: Call) -> bool:
     """Whether neighbours that share merged slots share their covariances too: as accurate, and far less to
     mix. A GPU has no use for it: there a product with the covariances of all groups is quick."""
-    return merged > 0 and call.k.device.type == "cpu"
+    return call.k.device.type == "cpu"
 
 
 def drift_cost(call: Call, sizes: Sizes) -> HeadCost:
     """What finding the drift and following it costs a head."""
     rank, merged = sizes.drift_rank, sizes.merged_slots
     product = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a coordinate and a value, in pairs
-    # inside the pools and among the groups of each, or inside every group
-    mixed = 2 * merged if pools_covariances(call, merged) else sizes.kv_groups
+    # inside the pools or every group, and among the groups of each pool
+    inside = merged if merged and pools_covariances(call) else sizes.kv_groups
+    mixed = inside + merged
     mixing = sizes.query_groups * mixed * rank * product
     return HeadCost(call.free_queries.count * rank + mixing, rank / call.shares)
 

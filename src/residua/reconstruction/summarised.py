@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..execution.backend import Backend
 from ..held import held_share
-from ..routing import cell_scores, group_worth, keep_all, keep_best, keep_best_each, pair_budget
+from ..routing import cell_scores, cells_within, group_worth, keep_all, keep_best, pair_budget
 from ..types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
 from .base import GroupedCall, Reconstruction, Routing, Verdict
 from .centres import Centres
@@ -80,10 +80,13 @@ class Summarised(Reconstruction):
         summary = grouped.price(self.summary_cost(grouped))
         budget = bare_budget - (math.ceil(summary) if isinstance(summary, float) else summary.ceil().long())
         scope = grouped.config.budget_scope
-        # a GPU launches as little as it can: there the mass alone ranks the cells
-        worth = group_worth(call, grouping, backend) if call.q.device.type == "cpu" else None
-        routes = keep_best_each(call, grouping, log_mass, (budget, bare_budget), scope, backend, worth)
-        both = torch.stack([found.cells for found in routes])
+        worth = group_worth(call, grouping, backend)
+        # What is dropped is gone with all its mass, whatever a summary would have made of it. A CPU ranks the
+        # cells by mass only if a head turns out to drop them; a GPU, which must not be asked, at once
+        cpu = call.q.device.type == "cpu"
+        both = cells_within(
+            call, grouping, log_mass, (budget, bare_budget), scope, backend, worth, None if cpu else 1
+        )
         missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
         scatter = self.scatter(grouped)
         # in whole numbers: their product with a float would have torch's default dtype
@@ -94,12 +97,12 @@ class Summarised(Reconstruction):
             bare_below = (BARE_SLOPE * left_out).clamp(max=BARE_BELOW)
             bare = bare | (left_out > BARE_ABOVE)
         bare = bare | (missed[1] <= bare_below * missed[0])
-        dropping = routes[1].cells
-        if worth is not None and bool(bare.any()):
-            # what is dropped is gone with all its mass, whatever a summary would have made of it
+        dropping = both[1]
+        if cpu and bool(bare.any()):
             dropping = keep_best(call, grouping, log_mass, bare_budget, scope, backend).cells
-        cells = torch.where(bare[..., None, None], dropping, routes[0].cells)
-        return Routing(replace(routes[0], cells=cells), log_mass, bare, centres, scatter)
+        cells = torch.where(bare[..., None, None], dropping, both[0])
+        route = Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
+        return Routing(route, log_mass, bare, centres, scatter)
 
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
         if routing.log_mass is None or routing.bare is None:

@@ -294,8 +294,10 @@ def test_buckets_follow_worth():
 
 
 @pytest.mark.parametrize(("cq", "ck", "pinned"), [(5, 11, 0), (7, 300, 1), (3, 1100, 1)])
-def test_cells_by_their_mass(cq, ck, pinned):
-    """Masses in, cells out: as the plain version, broken groups and pinned ones included."""
+@pytest.mark.parametrize("weighed", [0, 1, 2, None])
+def test_cells_by_their_mass(cq, ck, pinned, weighed):
+    """Masses in, cells out: as the plain version, broken groups and pinned ones included, for budgets that
+    count what K/V groups are worth and for those that do not."""
     mass = 3 * random(2, 2, cq, ck)
     mass[0, 1, :, 3], mass[1, 0, 2], mass[0, 0, :, 4] = torch.nan, -torch.inf, -torch.inf
     query_sizes = torch.randint(0, 40, (2, 2, cq), generator=generator(1))
@@ -303,8 +305,9 @@ def test_cells_by_their_mass(cq, ck, pinned):
     kv_sizes[0, :, 4] = 0
     total = query_sizes.sum(-1) * kv_sizes.sum(-1)
     budgets = [total // 3, total // 9]
-    got = BACKEND.best_cells(mass, query_sizes, kv_sizes, budgets, ck - pinned)
-    wanted = Reference().best_cells(mass, query_sizes, kv_sizes, budgets, ck - pinned)
+    worth = None if weighed == 0 else random(2, 2, ck, seed=3)
+    given = (mass, query_sizes, kv_sizes, budgets, ck - pinned, worth, weighed)
+    got, wanted = BACKEND.best_cells(*given), Reference().best_cells(*given)
     assert got.shape == (2, 2, 2, cq, ck - pinned)
     # a cell whose worth rounds to that of another may stand before or behind it
     assert (got != wanted).double().mean() <= 2 / wanted[0].numel()
@@ -339,3 +342,21 @@ def test_slots_are_those_of_the_plain_version(ck, single, merged):
     torch.testing.assert_close(got[2], truth[2], atol=1e-6, rtol=1e-4)
     again = BACKEND.choose_slots(*given)
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+
+
+@pytest.mark.parametrize("every", [1, 4, 9])
+@pytest.mark.parametrize(
+    ("dtype", "dim", "value_dim"),
+    [(torch.float32, 20, 40), (torch.float16, 96, 64), (torch.bfloat16, 64, 64)],
+)
+def test_what_groups_are_worth(dtype, dim, value_dim, every):
+    """Empty groups, groups without a pair, padding, and groups whose spread is not finite count as a mean
+    one."""
+    k = random(2, 150, 2, dim, dtype=dtype).transpose(1, 2) * torch.linspace(0.1, 3, 150)[:, None].to(dtype)
+    v = random(2, 2, 150, value_dim, dtype=dtype, seed=1)
+    kv = ragged(2, 2, 150, 9, loose=True)
+    k[0, 0, 5], v[1, 1, 7], v[0, 1] = torch.nan, torch.inf, 0.5
+    got, wanted = BACKEND.group_worth(k, v, kv, every), plain.group_worth(k, v, kv, every, plain.gather_rows)
+    assert got.isfinite().all() and got.std() > 0.1
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(got, BACKEND.group_worth(k, v, kv, every))

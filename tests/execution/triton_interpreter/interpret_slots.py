@@ -153,6 +153,44 @@ def test_mixed_covariance(dtype, dim, value_dim, rank):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("dim", "value_dim", "rank", "pools", "pinned"),
+    [(64, 64, 16, 3, 0), (40, 24, 32, 4, 1), (16, 256, 5, 1, 2)],
+)
+@pytest.mark.parametrize("pooled", [False, True])
+def test_covariance_inside_and_among_groups(dtype, dim, value_dim, rank, pools, pinned, pooled):
+    """By one product: as by two. Groups that are empty or pinned are in no neighbourhood."""
+    k = random(2, 120, 2, dim, dtype=dtype).transpose(1, 2) + 3
+    v = random(2, 2, 120, value_dim, dtype=dtype, seed=1) + 5
+    kv, factor = ragged(2, 2, 120, 9, loose=True), random(2, 2, dim, rank, seed=2) / dim**0.5
+    share, merged = random(2, 2, 6, 9, seed=3).softmax(-1), random(2, 2, 6, pools, seed=4).softmax(-1)
+    near = torch.randint(0, pools, (2, 2, 9), generator=generator(5))
+    near[0, 0] = 0  # the other neighbourhoods are empty
+    centroids = Reference().group_means(k, kv)
+    rest = (centroids, near, 9 - pinned, pooled)
+    wanted = Reference().skipped_covariance(share, merged, k.float(), factor, v.float(), kv, *rest)
+    inside = Reference().mixed_covariance(
+        share, k.float(), factor, v.float(), kv, centroids, near if pooled else None, pools
+    )
+    assert (wanted[0] - inside[0]).abs().max() > 0.1 * inside[0].abs().max()
+    given = (share, merged, k, factor, v, kv, *rest)
+    got = BACKEND.skipped_covariance(*given)
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for one, truth in zip(got, wanted, strict=True):
+        assert one.shape == truth.shape
+        assert (one.double() - truth).abs().max() <= tolerance * truth.abs().max()
+    with BACKEND.session():
+        again = BACKEND.skipped_covariance(*given)
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    k[0, 0, 0], v[1, 1, 3] = torch.nan, torch.inf  # their groups and neighbourhoods count as nothing
+    spoiled = BACKEND.skipped_covariance(
+        share, merged, k, factor, v, kv, Reference().group_means(k, kv), *rest[1:]
+    )
+    assert all(x.isfinite().all() for x in spoiled)
+    assert torch.equal(spoiled[0][:, :1, :, :][1], got[0][:, :1][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("tokens", "rank", "dim"), [(203, 16, 96), (64, 5, 20), (90, 20, 256)])
 def test_group_covariance(dtype, tokens, rank, dim):
     x = random(2, tokens, 2, rank).transpose(1, 2) + 50  # far from 0: the means must come off first

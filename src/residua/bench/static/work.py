@@ -223,6 +223,11 @@ def _segment_mean(launch: Launch, tiles: RouteTiles) -> Work:
     return Work(tensors(launch, "SPARE"))
 
 
+def _spread(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    return Work((a["K"].bytes + a["V"].bytes + a["ORDER"].bytes) / a["every"] + a["SPREAD"].bytes)
+
+
 def _candidates(launch: Launch, tiles: RouteTiles) -> Work:
     a = launch.arguments
     own = launch.grid * a["R"] * (a["DV"] * a["SLOPE"].dtype.itemsize + 8) if a["DRIFT"] else 0
@@ -243,7 +248,7 @@ WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
     "key_covariance": _key_covariance, "moment": _moment,
     "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,
     "starts": _starts, "place": _place, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
-    "candidates": _candidates, "switch": _switch,
+    "candidates": _candidates, "spread": _spread, "switch": _switch,
 }  # fmt: skip
 
 

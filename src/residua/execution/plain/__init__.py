@@ -5,7 +5,7 @@ from .directions import shared_directions
 from .grouping import eigh, gather_rows, group_means, kmeans_step, project, second_moment
 from .judging import best_candidate, candidate_errors, switch_summary
 from .residual_fit import add_affine, fit_residual
-from .routing import cell_mass, spend
+from .routing import cell_mass, group_worth, spend
 from .rows import attend_rows, central_rows, row_peaks, split_rows
 from .summary import choose_slots, group_covariance, pooled_share, slot_means
 
@@ -22,6 +22,7 @@ __all__ = [
     "gather_rows",
     "group_covariance",
     "group_means",
+    "group_worth",
     "kmeans_step",
     "pooled_share",
     "project",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ...types import Partition
 from .chunks import chunk_rows
+from .grouping import count_labels, group_sums
 
+MIN_SPREAD = 1e-4  # of a group, as a share of the mean over the groups of its head
 FILL_PASSES = 4  # how often the rest of a budget is offered to the cells that were passed over
 
 
@@ -58,3 +62,22 @@ def spend(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tens
         taken |= fits
         left = left - (cost * fits).sum(-1)
     return torch.zeros_like(taken).scatter_(-1, order, taken).view_as(kept)
+
+
+def group_worth(
+    k: Tensor, v: Tensor, kv: Partition, every: int, gather_rows: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    index = kv.order[..., ::every]  # [B, Hkv, S]
+    label = kv.labels.gather(-1, index)
+    # half the squared distance of two keys of a group is its variance, on average
+    same = label[..., 1:] == label[..., :-1]
+    pair = torch.where(same, label[..., 1:], -1)
+    count = count_labels(pair, kv.groups)  # [B, Hkv, Ck]
+    worth = torch.zeros(kv.sizes.shape, dtype=torch.float32, device=k.device)
+    for x in (k, v):
+        apart = gather_rows(x, index).float().diff(dim=2).square().sum(-1, keepdim=True)  # [B, Hkv, S - 1, 1]
+        spread = group_sums(apart, pair, count)[..., 0] / count  # NaN where there is no pair
+        spread = torch.where(spread.isinf(), torch.nan, spread)
+        relative = spread / spread.nanmean(-1, keepdim=True)  # NaN if unknown, or if no group has any
+        worth += 0.5 * torch.nan_to_num(relative, nan=1.0).clamp(min=MIN_SPREAD).log()
+    return worth

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ...types import Partition
 from .. import plain
+from .grouping import GroupingPrimitives
 
 
-class RoutingPrimitives:
+class RoutingPrimitives(GroupingPrimitives):
     """What a cell weighs, and which cells a budget buys."""
 
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
@@ -69,6 +70,7 @@ class RoutingPrimitives:
         budgets: Sequence[Tensor],
         free: int,
         worth: Tensor | None = None,
+        weighed: int | None = None,
     ) -> Tensor:
         """`spend_each` on the first `free` K/V groups, by the share of a row's mass over all of them: what is
         pinned is paid for already, and its mass is the row's own. Groups of NaN are kept whatever they
@@ -82,17 +84,38 @@ class RoutingPrimitives:
             free: K/V groups that are not pinned; these come first.
             worth: [B, H, Ck] fp32, log of what a unit of mass in a K/V group counts; None: the same
                 everywhere.
+            weighed: For how many of the budgets, the first ones, `worth` counts; None: for all.
 
         Returns:
             [budgets, B, H, Cq, free] bool.
         """
         broken = log_mass.isnan()
         log_share = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        kv_sizes = kv_sizes[..., :free]
+        rankings = [(log_share, budgets)]
         if worth is not None:
-            log_share = log_share + worth[..., None, :free]
-        found = self.spend_each(log_share, query_sizes, kv_sizes[..., :free], budgets)
-        occupied = (query_sizes[..., None] > 0) & (kv_sizes[..., None, :free] > 0)
+            by_worth = log_share + worth[..., None, :free]
+            rankings = [(by_worth, budgets[:weighed])]
+            if weighed is not None and weighed < len(budgets):
+                rankings.append((log_share, budgets[weighed:]))
+        found = torch.cat([self.spend_each(x, query_sizes, kv_sizes, each) for x, each in rankings])
+        occupied = (query_sizes[..., None] > 0) & (kv_sizes[..., None, :] > 0)
         return found | (broken[..., :free] & occupied)
+
+    def group_worth(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
+        """Log of what a unit of mass in a K/V group counts: spread of the keys x spread of the values,
+        relative to the other groups of the head; 0 where it is not known.
+
+        Args:
+            k: [B, Hkv, N, D].
+            v: [B, Hkv, N, Dv].
+            kv: Groups of the keys.
+            every: One in how many keys is looked at, in the order of the groups.
+
+        Returns:
+            [B, Hkv, Ck] fp32.
+        """
+        return plain.group_worth(k, v, kv, every, self.gather_rows)
 
     def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
         """Share of each query group's mass in the cells that are not kept; groups of NaN count as nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ...types import Partition
@@ -131,6 +132,39 @@ class SummaryPrimitives(GroupingPrimitives):
             share = plain.pooled_share(share, kv, pool, pools, self.matmul)
         mixed = self.matmul(share, covariance.flatten(3)).unflatten(-1, covariance.shape[3:])
         return mixed, self.matmul(share, variance)
+
+    def skipped_covariance(
+        self, share: Tensor, merged: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition,
+        centroids: Tensor, near: Tensor, free: int, pooled: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`mixed_covariance` of what is skipped: inside the groups, and among those that share a merged slot,
+        every group as one key at its centroid.
+
+        Args:
+            share: [B, Hkv, M, Ck], of the groups.
+            merged: [B, Hkv, M, P], of the merged slots.
+            k: As in `mixed_covariance`.
+            factor: As in `mixed_covariance`.
+            v: As in `mixed_covariance`.
+            kv: As in `mixed_covariance`.
+            centroids: As in `mixed_covariance`.
+            near: [B, Hkv, Ck] int64 in range(P), the merged slot of every group.
+            free: Groups that may be skipped; these come first.
+            pooled: Whether neighbours are one pool of `mixed_covariance`.
+
+        Returns:
+            As `mixed_covariance`.
+        """
+        pools = merged.shape[-1]
+        pool = near if pooled else None
+        slope, curve = self.mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+        member = torch.where(kv.sizes > 0, near, -1)
+        member[..., free:] = -1
+        around = self.sort_groups(member, pools)
+        more_slope, more_curve = self.mixed_covariance(
+            merged, centroids, factor, self.group_means(v, kv), around, self.group_means(centroids, around)
+        )
+        return slope.add_(more_slope), curve.add_(more_curve)
 
     def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
         """How coordinates and values vary together inside each group, around the group's means.

@@ -166,13 +166,9 @@ class TritonBackend(Backend):
         scale: float, near: Tensor, single: int,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         from .slots import slot_means
-        from .sort import sort_labels
 
         keys, values = self.group_major(k, kv), self.group_major(v, kv, values=True)
-        members, ends = (
-            x.unflatten(0, near.shape[:2])
-            for x in sort_labels(near.flatten(0, 1), max(1, log_mass.shape[-1] - single))
-        )
+        members, ends = self._neighbourhoods(near, log_mass.shape[-1] - single)
         return slot_means(
             anchors, keys, values, kv.offsets, members, ends, slots, log_mass, scale, v.shape[-1], single
         )
@@ -233,15 +229,20 @@ class TritonBackend(Backend):
         budgets: Sequence[Tensor],
         free: int,
         worth: Tensor | None = None,
+        weighed: int | None = None,
     ) -> Tensor:
         from ..plain.routing import FILL_PASSES
         from .spend import spend
 
-        if worth is not None:
-            return super().best_cells(log_mass, query_sizes, kv_sizes, budgets, free, worth)
-        return spend(
-            log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=False
-        )
+        given = (log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free)
+        return spend(*given, shares=False, worth=worth, weighed=weighed)
+
+    @entry
+    def group_worth(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
+        from ..plain.routing import MIN_SPREAD
+        from .worth import group_worth
+
+        return group_worth(k, v, kv, every, MIN_SPREAD)
 
     @entry
     def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
@@ -309,26 +310,77 @@ class TritonBackend(Backend):
         pool: Tensor | None = None, pools: int = 0,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from .. import plain
+
+        covariance, variance = self._key_covariance(k, factor, v, kv, centroids)
+        if pool is not None:
+            share = plain.pooled_share(share, kv, pool, pools, self.matmul)
+        # of 16 bits where the keys have no more: shares and covariances only weigh a correction
+        share = share.to(covariance.dtype)
+        return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
+
+    @entry
+    def skipped_covariance(
+        self, share: Tensor, merged: Tensor, k: Tensor, factor: Tensor, v: Tensor, kv: Partition,
+        centroids: Tensor, near: Tensor, free: int, pooled: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Inside the groups and among them by one product: the covariances of the neighbourhoods stand behind
+        those of the groups."""
+        from .. import plain
+        from .covariance import among_covariance
+
+        pools = merged.shape[-1]
+        if pooled:
+            share = plain.pooled_share(share, kv, near, pools, self.matmul)
+        if self._leaves_no_registers(k, v):
+            means = self.group_means(v, kv)
+            covariance, variance = self._key_covariance(k, factor, v, kv, centroids, pools)
+        else:
+            means = torch.empty(*centroids.shape[:3], v.shape[-1], dtype=torch.float32, device=v.device)
+            covariance, variance = self._key_covariance(k, factor, v, kv, centroids, pools, means)
+        x = self.matmul(centroids, factor)
+        among_covariance(x, means, *self._neighbourhoods(near, pools), kv, free, (covariance, variance))
+        shape = (*share.shape[:3], kv.groups + pools)
+        weights = torch.empty(shape, dtype=covariance.dtype, device=share.device)
+        weights[..., : kv.groups] = share
+        weights[..., kv.groups :] = merged
+        return (weights @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), weights @ variance
+
+    def _key_covariance(
+        self, k: Tensor, factor: Tensor, v: Tensor, kv: Partition, centroids: Tensor, more: int = 0,
+        means: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         from .covariance import key_covariance
         from .shapes import padded
 
         keep: tuple[Tensor, Tensor] | None = None
         values, keys = v, self.group_major(k, kv)
-        # of fp32 and many columns that kernel has no registers left to sort them as well
-        wide = v.dtype == torch.float32 and padded(max(k.shape[-1], v.shape[-1])) > 128
-        if not SESSION.active or wide or SESSION.rows(v, kv.order) is not None:
+        if not SESSION.active or self._leaves_no_registers(k, v) or SESSION.rows(v, kv.order) is not None:
             values = self.group_major(v, kv, values=True)
         else:  # they are read in group order here for the first time
             rows = torch.empty(*v.shape[:3], padded(v.shape[-1]), dtype=v.dtype, device=v.device)
             keep = (rows, torch.zeros(*v.shape[:2], v.shape[-1], dtype=torch.int32, device=v.device))
             SESSION.hold_rows(v, kv.order, rows)
             SESSION.note_lost(v, keep[1])
-        covariance, variance = key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep)
-        if pool is not None:
-            share = plain.pooled_share(share, kv, pool, pools, self.matmul)
-        # of 16 bits where the keys have no more: shares and covariances only weigh a correction
-        share = share.to(covariance.dtype)
-        return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
+        return key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep, more, means)
+
+    @staticmethod
+    def _leaves_no_registers(k: Tensor, v: Tensor) -> bool:
+        """Whether keys and values have so many columns of fp32 that the covariance kernel can neither sort
+        the values on the way nor find their means."""
+        from .shapes import padded
+
+        return v.dtype == torch.float32 and padded(max(k.shape[-1], v.shape[-1])) > 128
+
+    def _neighbourhoods(self, near: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """K/V groups in the order of their neighbourhoods [B, Hkv, Ck], and where each begins."""
+        from .sort import sort_labels
+
+        found = SESSION.sorted(near)
+        if found is None:
+            order, ends = sort_labels(near.flatten(0, 1), max(1, count))
+            found = order.unflatten(0, near.shape[:2]), ends.unflatten(0, near.shape[:2])
+            SESSION.hold_sorted(near, found)
+        return found
 
     @entry
     def attend_rows(

@@ -21,12 +21,15 @@ def covariance_kernel(
     V,  # [B, H, N, DV] strided
     ORDER,  # [B, H, N] int64
     OFFSETS,  # [B, H, C + 1] int64
-    COVARIANCE,  # [B, H, C, R, DV] fp32
-    VARIANCE,  # [B, H, C, R] fp32
+    COUNTED,  # [B, H, N + 1] int64, or any pointer: offsets of what the rows stand for, which may be empty
+    COVARIANCE,  # [B, H, >= C, R, DV]
+    VARIANCE,  # [B, H, >= C, R]
     H,
     N,
     C,
     R,
+    free,  # rows that count, at most
+    room,  # from one head of COVARIANCE and VARIANCE to the next
     xb,
     xh,
     xn,
@@ -39,6 +42,7 @@ def covariance_kernel(
     BN: tl.constexpr,
     BR: tl.constexpr,
     BDV: tl.constexpr,
+    AMONG: tl.constexpr,  # whether rows stand for groups, and what is not finite counts as 0
 ):
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
@@ -49,17 +53,22 @@ def covariance_kernel(
     cols = tl.arange(0, BDV)
     start = tl.load(OFFSETS + pid + head).to(tl.int32)  # a row of offsets has C + 1 entries
     stop = tl.load(OFFSETS + pid + head + 1).to(tl.int32)
-    count = tl.maximum(stop - start, 1).to(tl.float32)
-
+    number = tl.zeros([BN], tl.int32)
+    COUNTED += head * (N + 1)
     x_sum = tl.zeros([BR, BN], tl.float32)
     v_sum = tl.zeros([BN, BDV], tl.float32)
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + index, mask=index < stop, other=0)
-        x_mask = (ranks < R)[:, None] & (index < stop)[None, :]
+        live = index < stop
+        if AMONG:
+            live = live & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+            number += live.to(tl.int32)
+        x_mask = (ranks < R)[:, None] & live[None, :]
         x_sum += tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
-        v_mask = (index < stop)[:, None] & (cols < DV)[None, :]
+        v_mask = live[:, None] & (cols < DV)[None, :]
         v_sum += tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
+    count = tl.maximum(tl.sum(number, 0) if AMONG else stop - start, 1).to(tl.float32)
     x_mean = tl.sum(x_sum, 1) / count
     v_mean = tl.sum(v_sum, 0) / count
 
@@ -68,48 +77,73 @@ def covariance_kernel(
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + index, mask=index < stop, other=0)
-        x_mask = (ranks < R)[:, None] & (index < stop)[None, :]
+        live = index < stop
+        if AMONG:
+            live = live & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+        x_mask = (ranks < R)[:, None] & live[None, :]
         x = tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
         x = tl.where(x_mask, x - x_mean[:, None], 0.0)
-        v_mask = (index < stop)[:, None] & (cols < DV)[None, :]
+        v_mask = live[:, None] & (cols < DV)[None, :]
         v = tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
         v = tl.where(v_mask, v - v_mean[None, :], 0.0)
         squares += x * x
         together = tl.dot(x, v, together, input_precision="tf32x3")
-    tl.store(VARIANCE + pid * R + ranks, tl.sum(squares, 1) / count, mask=ranks < R)
-    at = (pid * R + ranks)[:, None] * DV + cols[None, :]
-    tl.store(COVARIANCE + at, together / count, mask=(ranks < R)[:, None] & (cols < DV)[None, :])
+    variance = tl.sum(squares, 1) / count
+    together /= count
+    if AMONG:
+        variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
+        together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
+    place = head * room + pid % C
+    tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
+    at = (place * R + ranks)[:, None] * DV + cols[None, :]
+    mask = (ranks < R)[:, None] & (cols < DV)[None, :]
+    tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
 
 
 def group_covariance(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
     """x [B, Hkv, N, R] fp32, v [B, Hkv, N, Dv] -> covariance [B, Hkv, Ck, R, Dv], variance [B, Hkv, Ck, R]"""
-    batch, heads, count, rank = x.shape
+    batch, heads, _, rank = x.shape
     value_dim, groups = v.shape[-1], kv.groups
     covariance = torch.empty(batch, heads, groups, rank, value_dim, dtype=torch.float32, device=x.device)
     variance = torch.empty(batch, heads, groups, rank, dtype=torch.float32, device=x.device)
     if covariance.numel() == 0:
         return covariance, variance.zero_()
-    covariance_kernel[(batch * heads * groups,)](
-        x,
-        v,
-        kv.order.contiguous(),
-        kv.offsets.contiguous(),
-        covariance,
-        variance,
-        heads,
-        count,
-        groups,
-        rank,
-        *x.stride(),
-        *v.stride(),
-        DV=value_dim,
-        BN=32 if value_dim <= 128 else 16,
-        BR=padded(rank),
-        BDV=padded(value_dim),
-        num_warps=4,
-        num_stages=2,
-    )
+    _launch(x, v, kv.order, kv.offsets, covariance, variance)
     return covariance, variance
+
+
+def among_covariance(
+    x: Tensor, v: Tensor, members: Tensor, ends: Tensor, kv: Partition, free: int,
+    into: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """How groups lie around each other in their neighbourhoods: coordinates x [B, Hkv, Ck, R] and mean values
+    v [B, Hkv, Ck, Dv] of the first `free` groups, of which empty ones do not count. members [B, Hkv, Ck] and
+    ends [B, Hkv, P + 1] -> the last P covariances [B, Hkv, Ck + P, R, Dv] and variances of `into`, finite."""
+    groups = kv.groups
+    covariance, variance = (whole[:, :, groups:] for whole in into)
+    if covariance.numel():
+        _launch(x, v, members, ends, covariance, variance, kv.offsets, free)
+
+
+def _launch(
+    x: Tensor,
+    v: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    covariance: Tensor,
+    variance: Tensor,
+    counted: Tensor | None = None,
+    free: int = 0,
+) -> None:
+    batch, heads, count, rank = x.shape
+    value_dim, groups = v.shape[-1], offsets.shape[-1] - 1
+    covariance_kernel[(batch * heads * groups,)](
+        x, v, order.contiguous(), offsets.contiguous(),
+        offsets if counted is None else counted.contiguous(), covariance, variance, heads, count, groups,
+        rank, free, variance.stride(1) // max(1, rank), *x.stride(), *v.stride(), DV=value_dim,
+        BN=32 if value_dim <= 128 and counted is None else 16, BR=padded(rank), BDV=padded(value_dim),
+        AMONG=counted is not None, num_warps=4 if counted is None else 8, num_stages=2,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -122,12 +156,14 @@ def key_covariance_kernel(
     FACTOR,  # [B, H, D, R] fp32
     CENTROIDS,  # [B, H, C, D] fp32
     OFFSETS,  # [B, H, C + 1] int64
-    COVARIANCE,  # [B, H, C, R, DV]
-    VARIANCE,  # [B, H, C, R]
+    COVARIANCE,  # [B, H, >= C, R, DV]
+    VARIANCE,  # [B, H, >= C, R]
+    MEANS,  # [B, H, C, DV] fp32 of the values, or any pointer
     H,
     N,
     C,
     R,
+    room,  # from one head of COVARIANCE and VARIANCE to the next
     vb,
     vh,
     vn,
@@ -139,6 +175,7 @@ def key_covariance_kernel(
     BR: tl.constexpr,
     BDV: tl.constexpr,
     GATHER: tl.constexpr,
+    MEAN: tl.constexpr,
 ):
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
@@ -161,6 +198,7 @@ def key_covariance_kernel(
         V += start * vn
     together = tl.zeros([BR, BDV], tl.float32)
     squares = tl.zeros([BR, BN], tl.float32)
+    mean = tl.zeros([BDV], tl.float32)
     for first in range(0, size, BN):
         rows = first + tl.arange(0, BN)
         live = rows < size
@@ -171,6 +209,8 @@ def key_covariance_kernel(
         if GATHER:
             tl.store(SORTED + rows[:, None] * BDV + cols[None, :], v, mask=live[:, None])
             note_lost(v, live, LOST + head * DV, cols, DV)
+        if MEAN:
+            mean += tl.sum(v.to(tl.float32), 0)
         x = add_product(factor, k, tl.zeros([BR, BN], tl.float32), 3) - middle
         x = tl.where(live[None, :], x, 0.0)
         squares += x * x
@@ -179,12 +219,15 @@ def key_covariance_kernel(
     count = tl.maximum(size, 1).to(tl.float32)
     variance = tl.sum(squares, 1) / count
     variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
-    tl.store(VARIANCE + pid * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
+    place = head * room + pid % C
+    tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
     together /= count
     together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
-    at = (pid * R + ranks)[:, None] * DV + cols[None, :]
+    at = (place * R + ranks)[:, None] * DV + cols[None, :]
     mask = (ranks < R)[:, None] & (cols < DV)[None, :]
     tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
+    if MEAN:
+        tl.store(MEANS + pid * DV + cols, mean / count, mask=cols < DV)
 
 
 def key_covariance(
@@ -195,10 +238,13 @@ def key_covariance(
     centroids: Tensor,
     value_dim: int,
     keep: tuple[Tensor, Tensor] | None = None,
+    more: int = 0,
+    means: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """keys and values [B, Hkv, N, padded] group-major, factor [B, Hkv, D, R], centroids [B, Hkv, Ck, D]
     -> covariance [B, Hkv, Ck, R, Dv] and variance [B, Hkv, Ck, R] of the keys' coordinates, finite; in bf16
-    if the keys have 16 bits.
+    if the keys have 16 bits. Behind those of each head there is room for `more`. The means of the values are
+    put into `means` [B, Hkv, Ck, Dv] fp32, if that is given.
 
     With `keep` the values are those of the call, in their original order: their rows are put into keep[0]
     [B, Hkv, N, padded] group-major, and channels that are not finite marked in keep[1] [B, Hkv, Dv] int32."""
@@ -208,8 +254,8 @@ def key_covariance(
     batch, heads, count, width = keys.shape
     groups, (dim, rank) = offsets.shape[-1] - 1, factor.shape[-2:]
     dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
-    covariance = torch.empty(batch, heads, groups, rank, value_dim, dtype=dtype, device=keys.device)
-    variance = torch.empty(batch, heads, groups, rank, dtype=dtype, device=keys.device)
+    covariance = torch.empty(batch, heads, groups + more, rank, value_dim, dtype=dtype, device=keys.device)
+    variance = torch.empty(batch, heads, groups + more, rank, dtype=dtype, device=keys.device)
     if covariance.numel():
         key_covariance_kernel[(batch * heads * groups,)](
             keys,
@@ -222,10 +268,12 @@ def key_covariance(
             offsets.contiguous(),
             covariance,
             variance,
+            variance if means is None else means,
             heads,
             count,
             groups,
             rank,
+            groups + more,
             *values.stride(),
             D=dim,
             DV=value_dim,
@@ -234,6 +282,7 @@ def key_covariance(
             BR=padded(rank),
             BDV=value_width,
             GATHER=keep is not None,
+            MEAN=means is not None,
             num_warps=8 if max(width, value_width) > 128 and keys.dtype == torch.float32 else 4,
             num_stages=1 if width <= 64 and architecture() in FRUGAL_GPUS else 2,
         )

@@ -14,13 +14,17 @@ import triton.language as tl
 from torch import Tensor
 
 from .shapes import padded
+from .worth import cell_worth
 
 BLOCK = 1024  # cells that are looked at together
 NOTHING = tl.constexpr(-2139095041)  # minus infinity as such an integer
 
 
 @triton.jit
-def look_up(ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, ids, stop, CK, left, past_key, past_cell):
+def look_up(
+    ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, ids, stop, CK, sr, left, past_key, past_cell,
+    SHARES: tl.constexpr,
+):  # fmt: skip
     """The cells at places `ids` below `stop`: their number, their worth as an integer of the same order, and
     what they cost; 0 for those that cannot be taken, because they do not fit into `left`, or are taken as the
     best of their row, or come before the cell up to which all is decided."""
@@ -29,7 +33,9 @@ def look_up(ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, ids, stop, CK, left, past
     group = cell // CK
     column = cell % CK
     cost = tl.load(QUERY_SIZES + group) * tl.load(KV_SIZES + column)
-    worth = tl.load(WORTH + cell)
+    # found again, from a table of rows and one of columns, rather than written and read for every cell
+    mass = tl.load(MASS + group.to(tl.int64) * sr + column)
+    worth = cell_worth(mass, tl.load(BASE + group), tl.load(BIAS + column), SHARES)
     bits = tl.where(worth == 0.0, 0.0, worth).to(tl.int32, bitcast=True)  # there are two zeros
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     decided = (key > past_key) | ((key == past_key) & (cell <= past_cell))
@@ -39,11 +45,13 @@ def look_up(ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, ids, stop, CK, left, past
 
 @triton.jit
 def fill_kernel(
-    ORDER,  # [B, H, CQ * CK] int32: cells, bucket after bucket, in their own order within one
-    STARTS,  # [B, H, buckets + 1] int64: where each bucket begins
-    BUCKET,  # [B, H, CQ, CK] int16
-    WORTH,  # [B, H, CQ, CK] fp32
-    BEST,  # [B, H, CQ] int32
+    ORDER,  # [rankings, B, H, CQ * CK] int32: cells, bucket after bucket, in their own order within one
+    STARTS,  # [rankings, B, H, buckets + 1] int64: where each bucket begins
+    BUCKET,  # [rankings, B, H, CQ, CK] int16
+    MASS,  # [B, H, CQ, >= CK] fp32 strided over the last dimension only
+    BASE,  # [B, H, CQ] fp32
+    BIAS,  # [rankings, B, H, CK] fp32
+    BEST,  # [rankings, B, H, CQ] int32
     QUERY_SIZES,  # [B, H, CQ] int64
     KV_SIZES,  # [B, H, >= CK] int64
     BUDGETS,  # [n, B, H] int64
@@ -51,20 +59,26 @@ def fill_kernel(
     heads,  # B * H
     CQ,
     CK,
+    sr,  # step from one row of MASS to the next
     ss,  # step from one head of KV_SIZES to the next
     buckets,
     passes,
+    weighed,  # budgets of the first ranking; the others are spent by the second
     BC: tl.constexpr,
     BQ: tl.constexpr,
+    SHARES: tl.constexpr,
 ):
     pid = tl.program_id(0).to(tl.int64)
     head = pid % heads
+    ranked = tl.where(pid // heads < weighed, head, heads + head)
     count = CQ * CK
-    ORDER += head * count
-    STARTS += head * (buckets + 1)
-    BUCKET += head * count
-    WORTH += head * count
-    BEST += head * CQ
+    ORDER += ranked * count
+    STARTS += ranked * (buckets + 1)
+    BUCKET += ranked * count
+    MASS += head * CQ * sr
+    BASE += head * CQ
+    BIAS += ranked * CK
+    BEST += ranked * CQ
     QUERY_SIZES += head * CQ
     KV_SIZES += head * ss
     CELLS += pid * count
@@ -87,8 +101,9 @@ def fill_kernel(
         ids = first + tl.arange(0, BC)
         # a cell that does not fit is passed over, so that one huge cell does not end the spending
         cell, key, cost = look_up(
-            ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, ids, count, CK, left, past_key, past_cell
-        )
+            ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, ids, count, CK, sr, left,
+            past_key, past_cell, SHARES,
+        )  # fmt: skip
         running = spent + tl.cumsum(cost, 0)
         over = tl.min(tl.where((cost > 0) & (running > left), ids, first + BC), 0)
         # the bucket in which the budget overflows, or the block ends
@@ -106,15 +121,15 @@ def fill_kernel(
             room = left - before
             # nearly all buckets are one block, which stays in registers
             cell, key, cost = look_up(
-                ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, start + tl.arange(0, BC), stop, CK, left,
-                past_key, past_cell,
+                ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, start + tl.arange(0, BC), stop,
+                CK, sr, left, past_key, past_cell, SHARES,
             )  # fmt: skip
             least = tl.where(cost > 0, key, 2147483647)
             most = tl.where(cost > 0, key, -2147483648)
             for place in range(start + BC, stop, BC):
                 _seat, other_key, other_cost = look_up(
-                    ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop, CK, left,
-                    past_key, past_cell,
+                    ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop,
+                    CK, sr, left, past_key, past_cell, SHARES,
                 )  # fmt: skip
                 least = tl.minimum(least, tl.where(other_cost > 0, other_key, 2147483647))
                 most = tl.maximum(most, tl.where(other_cost > 0, other_key, -2147483648))
@@ -126,8 +141,8 @@ def fill_kernel(
                 sums = tl.where(key >= middle, cost, 0)
                 for place in range(start + BC, stop, BC):
                     _seat, other_key, other_cost = look_up(
-                        ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop, CK, left,
-                        past_key, past_cell,
+                        ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop,
+                        CK, sr, left, past_key, past_cell, SHARES,
                     )  # fmt: skip
                     sums += tl.where(other_key >= middle, other_cost, 0)
                 total = tl.sum(sums, 0)
@@ -139,8 +154,8 @@ def fill_kernel(
             end = tl.full([], 2147483647, tl.int32)  # the first one that does not
             for place in range(start, stop, BC):
                 cell, key, cost = look_up(
-                    ORDER, WORTH, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop, CK, left,
-                    past_key, past_cell,
+                    ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop,
+                    CK, sr, left, past_key, past_cell, SHARES,
                 )  # fmt: skip
                 tied = (cost > 0) & (key == low)
                 running = sure + tl.cumsum(tl.where(tied, cost, 0), 0)
@@ -163,23 +178,29 @@ def fill(
     order: Tensor,
     starts: Tensor,
     bucket: Tensor,
-    worth: Tensor,
+    mass: Tensor,
+    base: Tensor,
+    bias: Tensor,
     best: Tensor,
     query_sizes: Tensor,
     kv_sizes: Tensor,
     budgets: Tensor,
     cells: Tensor,
     passes: int,
+    weighed: int,
+    shares: bool,
 ) -> None:
-    """order [B * H, Cq * Ck] int32 by bucket, starts [B * H, buckets + 1], bucket and worth [B, H, Cq, Ck],
-    best [B, H, Cq], sizes [B, H, .] int64, budgets [n, B, H] int64 -> cells [n, B, H, Cq, Ck] uint8, 1 where
-    a cell is taken. All contiguous."""
+    """What `spend.worth_kernel` found, its cells ranked by bucket (order [rankings * B * H, Cq * Ck] int32,
+    starts [rankings * B * H, buckets + 1]), and budgets [n, B, H] int64, the first `weighed` by the first
+    ranking -> cells [n, B, H, Cq, Ck] uint8, 1 where a cell is taken. All but mass contiguous."""
     number, batch, heads, cq, ck = cells.shape
     fill_kernel[(number * batch * heads,)](
         order,
         starts,
         bucket,
-        worth,
+        mass,
+        base,
+        bias,
         best,
         query_sizes,
         kv_sizes,
@@ -188,10 +209,14 @@ def fill(
         batch * heads,
         cq,
         ck,
+        mass.stride(2),
         kv_sizes.shape[-1],
         starts.shape[-1] - 1,
         passes,
+        weighed,
         BC=BLOCK,
         BQ=min(1024, padded(cq)),
+        SHARES=shares,
         num_warps=16,
+        enable_fp_fusion=False,
     )

@@ -7,6 +7,7 @@ therefore choose the tiles and specialisations that they choose on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -110,6 +111,7 @@ def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
+    backend.group_worth(tokens(dim, dtype), tokens(dim, dtype), partition(KV_GROUPS), 4)
     with backend.session():
         backend.sorted_means(tokens(dim, dtype), partition(KV_GROUPS))
     gather_noting(tokens(dim, dtype), order, partition(KV_GROUPS).offsets, dim)
@@ -136,6 +138,7 @@ def _order(backend: TritonBackend) -> None:
     mass = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS)
     backend.spend_each(mass, rows, keys, budgets)
     backend.best_cells(mass, rows, keys, budgets, KV_GROUPS - 1)
+    backend.best_cells(mass, rows, keys, budgets, KV_GROUPS, empty(1, HEADS, KV_GROUPS), 1)
     backend.missed_mass(mass, torch.stack([route().cells] * 2))
     backend.sort_groups(empty(1, HEADS, TOKENS, dtype=torch.long), KV_GROUPS)
 
@@ -167,8 +170,12 @@ def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     factor = empty(1, HEADS, dim, RANK)
     x = tokens(dim, dtype)
     backend.mixed_covariance(share, x, factor, x, kv, centroids)
-    with backend.session():
-        backend.mixed_covariance(share, x, factor, tokens(dim, dtype), kv, centroids)
+    merged, near = empty(1, HEADS, QUERY_GROUPS, SLOTS // 2), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
+    for session in (nullcontext(), backend.session()):  # in a session the values are sorted on the way
+        with session:
+            backend.skipped_covariance(
+                share, merged, x, factor, tokens(dim, dtype), kv, centroids, near, KV_GROUPS, False
+            )
 
 
 def _summary(dim: int, dtype: torch.dtype, drifts: bool) -> SummaryKeys:

@@ -18,16 +18,17 @@ class Session(threading.local):
         self.active = False
         self._rows: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._lost: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sorted: dict[int, tuple[tuple[Tensor, Tensor], Tensor]] = {}
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Inside, things are remembered; what a call outside of it remembered comes back afterwards."""
-        outer = (self.active, self._rows, self._lost)
-        self.active, self._rows, self._lost = True, {}, {}
+        outer = (self.active, self._rows, self._lost, self._sorted)
+        self.active, self._rows, self._lost, self._sorted = True, {}, {}, {}
         try:
             yield
         finally:
-            self.active, self._rows, self._lost = outer
+            self.active, self._rows, self._lost, self._sorted = outer
 
     def rows(self, x: Tensor, order: Tensor) -> Tensor | None:
         """The rows of x in that order, if they are known."""
@@ -50,6 +51,15 @@ class Session(threading.local):
     def note_lost(self, x: Tensor, lost: Tensor) -> None:
         if self.active:
             self._lost[id(x)] = (lost, x)
+
+    def sorted(self, labels: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Order and offsets of these labels, if they are known."""
+        found = self._sorted.get(id(labels))
+        return None if found is None else found[0]
+
+    def hold_sorted(self, labels: Tensor, found: tuple[Tensor, Tensor]) -> None:
+        if self.active:
+            self._sorted[id(labels)] = (found, labels)
 
 
 SESSION = Session()

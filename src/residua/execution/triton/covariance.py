@@ -137,12 +137,13 @@ def _launch(
 ) -> None:
     batch, heads, count, rank = x.shape
     value_dim, groups = v.shape[-1], offsets.shape[-1] - 1
+    warps = 4 if counted is None or architecture() in FRUGAL_GPUS else 8
     covariance_kernel[(batch * heads * groups,)](
         x, v, order.contiguous(), offsets.contiguous(),
         offsets if counted is None else counted.contiguous(), covariance, variance, heads, count, groups,
         rank, free, variance.stride(1) // max(1, rank), *x.stride(), *v.stride(), DV=value_dim,
         BN=32 if value_dim <= 128 and counted is None else 16, BR=padded(rank), BDV=padded(value_dim),
-        AMONG=counted is not None, num_warps=4 if counted is None else 8, num_stages=2,
+        AMONG=counted is not None, num_warps=warps, num_stages=2,
     )  # fmt: skip
 
 

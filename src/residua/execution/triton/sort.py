@@ -99,7 +99,11 @@ def place_kernel(
 
 
 def sort_labels(
-    labels: Tensor, groups: int, stretch: int = STRETCH, dtype: torch.dtype = torch.long
+    labels: Tensor,
+    groups: int,
+    stretch: int = STRETCH,
+    dtype: torch.dtype = torch.long,
+    block: int = BLOCK,
 ) -> tuple[Tensor, Tensor]:
     """Stable order and offsets of labels [G, N] in -1..groups-1.
 
@@ -110,6 +114,7 @@ def sort_labels(
         groups: how many labels there are.
         stretch: tokens of a program. Each counts all labels: many labels want long stretches.
         dtype: of the order.
+        block: tokens of one comparison. Small ones leave registers for more programs at a time.
     """
     rows, count = labels.shape
     bins = groups + 1  # the last one takes the label -1
@@ -128,6 +133,6 @@ def sort_labels(
     starts_kernel[(rows,)](counts, before, offsets, stretches, bins, BINS=room, num_warps=4)
     place_kernel[grid](
         labels, before, offsets, counts, order, count, groups, stretches, bins,
-        STRETCH=stretch, BLOCK=BLOCK, num_warps=4,
+        STRETCH=stretch, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return order, offsets

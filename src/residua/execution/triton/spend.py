@@ -19,7 +19,7 @@ from .worth import cell_worth
 BUCKETS = tl.constexpr(1023)
 NARROW, WIDE = tl.constexpr(256.0), tl.constexpr(16.0)  # per unit of the logarithm
 BEFORE, BEHIND = tl.constexpr(256), tl.constexpr(768)  # the narrow buckets lie between these
-STRETCH = 4096  # cells that one program sorts into buckets
+STRETCH, BLOCK = 4096, 32  # cells that one program sorts into buckets, and compares with each other
 
 
 @triton.jit
@@ -169,7 +169,7 @@ def spend(
         RANKINGS=rankings, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     order, starts = sort_labels(
-        bucket.view(rankings * batch * heads, -1), BUCKETS.value, STRETCH, torch.int32
+        bucket.view(rankings * batch * heads, -1), BUCKETS.value, STRETCH, torch.int32, BLOCK
     )
     fill(
         order, starts, bucket, mass, base, bias, best, query_sizes, kv_sizes, budgets.contiguous(), cells,

@@ -58,7 +58,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_a_sound_backend_passes():
     checks = self_test.run_self_test(Portable(), CPU, SHAPE)
-    assert len(checks) == 2 * 29
+    assert len(checks) == 2 * 30
     unchecked = {
         name for name, member in vars(TritonBackend).items()
         if callable(member) and not name.startswith("_") and hasattr(Backend, name)
@@ -198,7 +198,7 @@ def test_the_command_prints_a_verdict_per_kernel(monkeypatch, backend, passes):
     assert shown.exit_code == (0 if passes else 1)
     (row,) = json.loads(shown.stdout)
     assert row["backend"] == found.name
-    assert len(row["checks"]) == 2 * 29
+    assert len(row["checks"]) == 2 * 30
     assert all(check["passed"] for check in row["checks"]) == passes
     if passes:
         assert row["verdict"] == "portable beside SDPA"

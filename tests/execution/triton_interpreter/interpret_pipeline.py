@@ -7,7 +7,8 @@ import torch
 from cases import random
 
 import residua
-from residua.execution import run
+from residua.execution import run, self_test
+from residua.execution.triton.backend import TritonBackend
 from residua.types import Choice, Partition, Route
 
 SETTINGS = {
@@ -84,3 +85,8 @@ def test_the_raw_operator_takes_it_by_name():
         run(q, k, v, route, backend="triton"), run(q, k, v, route, backend="reference"), strict=True
     ):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_kernels_pass_the_test_that_decides_on_a_gpu_whether_they_are_used():
+    checks = self_test.run_self_test(TritonBackend(), torch.device("cpu"), ((2, 1, 65, 90, 32),))
+    assert [check for check in checks if not check.passed] == []

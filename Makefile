@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet $(INDEX) --constraint constraints.tx
 LOCKED ?=
 INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
-SOURCES := pyproject.toml setup.py $(shell find src/residua/execution/native -name '*.cpp' -o -name '*.h')
+SOURCES := pyproject.toml setup.py $(shell find src/residua/ops/native -name '*.cpp' -o -name '*.h')
 # FlashInfer's host code is tested without a GPU; its own dependencies would bring gigabytes of CUDA.
 FLASHINFER := flashinfer-python apache-tvm-ffi einops ninja nvidia-ml-py tabulate
 # Without the Triton kernels' tests: torch 2.8 fixes a Triton that is older than the one the kernels are written for.

@@ -20,7 +20,7 @@ from setuptools.errors import CompileError
 
 HOME = "https://github.com/residua/residua"
 RAW = "https://raw.githubusercontent.com/residua/residua"
-SOURCES = Path("src/residua/execution/native/src")
+SOURCES = Path("src/residua/ops/native/src")
 COMMON = ["-std=c++17", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread"]
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC's own AVX-512 headers
 AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"]
@@ -51,11 +51,7 @@ class BuildNative(build_ext):
             with ThreadPoolExecutor() as pool:
                 objects = [obj for objs in pool.map(self._compile, ext.sources) for obj in objs]
             self.compiler.link_shared_object(
-                objects,
-                str(library),
-                extra_postargs=["-pthread"],
-                target_lang="c++",
-                build_temp=self.build_temp,
+                objects, str(library), extra_postargs=["-pthread"], target_lang="c++", build_temp=self.build_temp
             )
         except Exception as error:  # whatever a compiler does, the rest of the package must install
             note.write_text(f"{type(error).__name__}: {error}\n")
@@ -113,7 +109,7 @@ setup(
     long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
-            "residua.execution.native._native",
+            "residua.ops.native._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             language="c++",

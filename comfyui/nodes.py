@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from residua import Config
-from residua.integration import QUALITIES, Preset, make_settings
+from residua.hosts import QUALITIES, Preset, make_settings
 
 from .patch import patch_of, patched
 from .picture import report_picture
@@ -21,9 +21,7 @@ def _choice(names: list[str], default: str, tooltip: str) -> tuple[list[str], di
     return names, {"default": default, "tooltip": tooltip}
 
 
-def _number(
-    default: float, least: float, most: float, step: float, tooltip: str
-) -> tuple[str, dict[str, Any]]:
+def _number(default: float, least: float, most: float, step: float, tooltip: str) -> tuple[str, dict[str, Any]]:
     kind = "INT" if isinstance(default, int) else "FLOAT"
     return kind, {"default": default, "min": least, "max": most, "step": step, "tooltip": tooltip}
 
@@ -45,32 +43,39 @@ class ResiduaSparseAttention:
             "required": {
                 "model": ("MODEL", {"tooltip": "A video model: Wan, HunyuanVideo, Cosmos or LTX."}),
                 "quality": _choice(
-                    [*QUALITIES, BY_DENSITY], "balanced",
+                    [*QUALITIES, BY_DENSITY],
+                    "balanced",
                     "How close to dense attention: a budget that goes where it takes off the most error, and "
                     f"a bound on each head. '{BY_DENSITY}' spends the same share everywhere instead.",
                 ),
                 "density": _number(
-                    0.22, 0.01, 1.0, 0.01,
-                    f"Share of dense attention to spend. Only used with quality '{BY_DENSITY}'.",
+                    0.22, 0.01, 1.0, 0.01, f"Share of dense attention to spend. Only used with quality '{BY_DENSITY}'."
                 ),
                 "start_percent": _number(
-                    0.0, 0.0, 1.0, 0.01,
+                    0.0,
+                    0.0,
+                    1.0,
+                    0.01,
                     "Sampling before this point stays dense. 0: nothing is dense by rule, the error estimate "
                     "decides. The paper keeps the first fifth dense.",
                 ),
                 "end_percent": _number(1.0, 0.0, 1.0, 0.01, "Sampling after this point stays dense."),
                 "dense_blocks": _number(0, 0, 1000, 1, "The first blocks of the model stay dense."),
                 "min_tokens": _number(
-                    4096, 0, 10_000_000, 256,
+                    4096,
+                    0,
+                    10_000_000,
+                    256,
                     "Videos with fewer tokens stay dense: below, grouping costs more than it saves.",
                 ),
                 "on_error": _choice(
-                    ["stop", "dense"], "stop",
+                    ["stop", "dense"],
+                    "stop",
                     "If a sparse call fails in the middle of a run: stop with the error, or go on dense with "
                     "a warning in the console and in the report.",
                 ),
             }
-        }  # fmt: skip
+        }
 
     def apply(
         self,
@@ -112,10 +117,7 @@ class ResiduaReport:
             "required": {
                 "model": ("MODEL", {"tooltip": "The model that comes out of 'Residua sparse attention'."}),
                 "latent": ("LATENT", {"tooltip": "What the sampler made: the report waits for it."}),
-                "rows": (
-                    ["layer", "step", "branch"],
-                    {"default": "layer", "tooltip": "The rows of the table."},
-                ),
+                "rows": (["layer", "step", "branch"], {"default": "layer", "tooltip": "The rows of the table."}),
             }
         }
 
@@ -131,11 +133,5 @@ class ResiduaReport:
         return {"ui": {"text": [text]}, "result": (text, picture)}
 
 
-NODE_CLASS_MAPPINGS = {
-    "ResiduaSparseAttention": ResiduaSparseAttention,
-    "ResiduaReport": ResiduaReport,
-}
-NODE_DISPLAY_NAME_MAPPINGS = {
-    "ResiduaSparseAttention": "Residua sparse attention",
-    "ResiduaReport": "Residua report",
-}
+NODE_CLASS_MAPPINGS = {"ResiduaSparseAttention": ResiduaSparseAttention, "ResiduaReport": ResiduaReport}
+NODE_DISPLAY_NAME_MAPPINGS = {"ResiduaSparseAttention": "Residua sparse attention", "ResiduaReport": "Residua report"}

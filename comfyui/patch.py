@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.integration import Grid, HostAttention, Report, Settings, Site, make_report, noise_removed
+from residua.hosts import Grid, HostAttention, Report, Settings, Site, make_report, noise_removed
 
 from .tokens import latent_grid, tokens_of
 
@@ -39,15 +39,9 @@ class Patch:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        sigmas: tuple[float, float],
-        on_error: Any = "stop",
-        before: Dense | None = None,
+        self, settings: Settings, sigmas: tuple[float, float], on_error: Any = "stop", before: Dense | None = None
     ) -> None:
-        self.host = HostAttention(
-            settings, name="model", family="ComfyUI", unsupported="dense", on_error=on_error
-        )
+        self.host = HostAttention(settings, name="model", family="ComfyUI", unsupported="dense", on_error=on_error)
         self.sigmas = sigmas
         self.before = before
         self.runs = 0
@@ -167,9 +161,13 @@ class Patch:
         elif not self.sigmas[1] <= self._sigma <= self.sigmas[0]:
             reason = OUTSIDE
         out = self.host.call(
-            *split, site, lambda: _as_heads(dense(), heads, skip_output_reshape),
-            mask=self._padding(mask, q.shape[0]), scale=more.get("scale"), why_dense=reason,
-        )  # fmt: skip
+            *split,
+            site,
+            lambda: _as_heads(dense(), heads, skip_output_reshape),
+            mask=self._padding(mask, q.shape[0]),
+            scale=more.get("scale"),
+            why_dense=reason,
+        )
         return out if skip_output_reshape else out.transpose(1, 2).flatten(2)
 
     def _site(self, options: dict[str, Any], found: Any) -> Site:
@@ -192,10 +190,18 @@ class Patch:
         layer = self._layers.setdefault((kind, index, nth), len(self._layers))
         name = f"{kind} {index}" if not nth else f"{kind} {index}, call {nth + 1}"
         return Site(
-            layer=layer, name=name, depth=depth, run=self.runs, step=self._step, steps=self._steps,
-            removed=self._removed, grid=found.grid, text_queries=found.text, text_keys=found.text,
+            layer=layer,
+            name=name,
+            depth=depth,
+            run=self.runs,
+            step=self._step,
+            steps=self._steps,
+            removed=self._removed,
+            grid=found.grid,
+            text_queries=found.text,
+            text_keys=found.text,
             branch=self._branches if len(self._branches) > 1 else self._branches[0],
-        )  # fmt: skip
+        )
 
     def _padding(self, mask: Tensor | None, batch: int) -> Tensor | None:
         """ComfyUI adds masks to the scores; a mask that only switches keys off becomes boolean key

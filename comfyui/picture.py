@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residua.integration import Report
-from residua.integration.table import headline, other_warnings, rows_shown
+from residua.hosts import Report
+from residua.hosts.report.table import headline, other_warnings, rows_shown
 
 WIDTH, MARGIN, LINE = 960, 28, 26
 PAPER, INK, QUIET, RULE, BLUE, RED = "#14161c", "#e9ebf1", "#98a1b3", "#2d3240", "#7d9ff5", "#ec8a6d"
@@ -30,11 +30,7 @@ def report_picture(report: Report | None, text: str) -> Tensor:
     lines = [(line, large, INK) for line in textwrap.wrap(said, 84)]
     for warning in other_warnings(report) if report is not None else []:
         lines += [(line, small, RED) for line in textwrap.wrap(f"warning: {warning}", 108)]
-    rows = (
-        [row for item in report.transformers for row in rows_shown(report, item)[0]]
-        if report is not None
-        else []
-    )
+    rows = [row for item in report.transformers for row in rows_shown(report, item)[0]] if report is not None else []
     height = 2 * MARGIN + LINE * (len(lines) + (len(rows) + 2 if rows else 0))
     image = Image.new("RGB", (WIDTH, height), PAPER)
     draw = ImageDraw.Draw(image)

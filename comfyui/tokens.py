@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from residua.integration import Grid, around
+from residua.hosts import Grid, around
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -31,9 +31,7 @@ def latent_grid(model: Any, latents: Any) -> Grid | None:
     patch = _patch(model)
     if patch is None or getattr(latents, "ndim", 0) != 5:
         return None
-    frames, height, width = (
-        math.ceil(size / step) for size, step in zip(latents.shape[2:], patch, strict=True)
-    )
+    frames, height, width = (math.ceil(size / step) for size, step in zip(latents.shape[2:], patch, strict=True))
     return frames, height, width
 
 
@@ -63,9 +61,7 @@ def tokens_of(model: Any, grid: Grid | None, options: Mapping[str, Any], queries
         return Tokens(grid)  # more tokens than the grid are reference frames, which are video too
     if names & set(VIDEO_FIRST):
         return Tokens(grid, around(0, video, queries))
-    return Tokens(
-        grid, unknown=f"{type(model).__name__}: {queries - video} of {queries} tokens are text somewhere"
-    )
+    return Tokens(grid, unknown=f"{type(model).__name__}: {queries - video} of {queries} tokens are text somewhere")
 
 
 def _patch(model: Any) -> tuple[int, int, int] | None:

@@ -14,9 +14,7 @@ import residua
 
 MODEL = "hunyuanvideo-community/HunyuanVideo"
 
-transformer = HunyuanVideoTransformer3DModel.from_pretrained(
-    MODEL, subfolder="transformer", torch_dtype=torch.bfloat16
-)
+transformer = HunyuanVideoTransformer3DModel.from_pretrained(MODEL, subfolder="transformer", torch_dtype=torch.bfloat16)
 pipe = HunyuanVideoPipeline.from_pretrained(MODEL, transformer=transformer, torch_dtype=torch.float16)
 pipe.vae.enable_tiling()  # decodes in tiles: at this size the VAE would need more memory than the transformer
 pipe.enable_model_cpu_offload()

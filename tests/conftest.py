@@ -9,27 +9,22 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
-from residua.execution import backends, choose_backend
+from residua.ops import backends, choose_backend
 
-sys.path.insert(0, str(Path(__file__).with_name("support")))
 os.environ.setdefault("RESIDUA_SELF_TEST", "0")  # GPUs that exist only in a test cannot be tested
 if importlib.util.find_spec("triton") and importlib.metadata.version("triton") < "3.5":
-    sys.modules["triton"] = (
-        None  # torch 2.8 brings one that is too old for the kernels: as if there were none
-    )
+    sys.modules["triton"] = None  # torch 2.8 brings one that is too old for the kernels: as if there were none
 torch.set_num_threads(1)  # pytest-xdist runs several workers; more threads would fight over the cores
 
 # The same examples every time, however slow the machine is: a run must not turn red by chance.
 hypothesis.settings.register_profile(
-    "residua", deadline=None, derandomize=True, max_examples=40,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)  # fmt: skip
+    "residua", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("residua")
 
 
@@ -63,10 +58,12 @@ def nothing_left_behind() -> Iterator[None]:
 
 def _process() -> dict[str, object]:
     return {
-        "folder": os.getcwd(), "dtype": torch.get_default_dtype(), "threads": torch.get_num_threads(),
+        "folder": os.getcwd(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
         "interrupt": signal.getsignal(signal.SIGINT),
         **{name: value for name, value in os.environ.items() if name.startswith("RESIDUA")},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(params=["portable", "native"])
@@ -81,5 +78,5 @@ def every_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         return choose_backend(request.param if name == "portable" else name, demand)
 
     # by its module name: the package gives that name to the function
-    monkeypatch.setattr(importlib.import_module("residua.attention"), "choose_backend", chosen)
+    monkeypatch.setattr(importlib.import_module("residua.api"), "choose_backend", chosen)
     return request.param

@@ -8,7 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import (
+
+import residua
+from residua import Config, attention
+from residua.method.grouping import group_tokens
+from residua.method.inputs import validate
+from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.route import route_cells
+from residua.method.sizes import resolve
+from residua.ops import backends
+from residua.ops.backend import Backend
+from tests.support.oracle import (
     choose_probes,
     closed_form,
     masked_attention,
@@ -19,16 +29,6 @@ from oracle import (
     small,
     worst,
 )
-
-import residua
-from residua import Config, attention
-from residua.execution import backends
-from residua.execution.backend import Backend
-from residua.grouping import group_tokens
-from residua.inputs import validate
-from residua.reconstruction import RECONSTRUCTIONS
-from residua.routing import route_cells
-from residua.sizing import resolve
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -223,9 +223,7 @@ def test_fp16_values_at_the_end_of_the_range_stay_finite():
 def test_the_scale_is_used_everywhere():
     q, k, v = qkv()
     config = small()
-    assert torch.allclose(
-        attention(q, k, v, config, scale=0.7), attention(q * 0.7 * 4, k, v, config), atol=1e-4
-    )
+    assert torch.allclose(attention(q, k, v, config, scale=0.7), attention(q * 0.7 * 4, k, v, config), atol=1e-4)
     out = attention(q, k, v, small(density=1), scale=0.7)
     assert worst(out, masked_attention(q, k, v, scale=0.7)[0]) < 1e-5
 
@@ -244,9 +242,7 @@ def test_more_density_means_less_error():
     dense, _ = masked_attention(q, k, v)
     for reconstruction in ("none", "probe", "tail", "anchored"):
         errors = [
-            float(
-                (attention(q, k, v, small(density=d, reconstruction=reconstruction)).double() - dense).norm()
-            )
+            float((attention(q, k, v, small(density=d, reconstruction=reconstruction)).double() - dense).norm())
             for d in (0.15, 0.35, 0.6, 0.9)
         ]
         assert errors == sorted(errors, reverse=True)

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from oracle import masked_attention, qkv, small
 
 from residua import attention
-from residua.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstruction import RECONSTRUCTIONS
+from tests.support.oracle import masked_attention, qkv, small
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 

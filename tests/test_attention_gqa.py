@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracle import expand_heads, masked_attention, qkv, small, worst
 
 from residua import Partition, State, attention
-from residua.execution.backend import Backend
-from residua.grouping import group_tokens
-from residua.inputs import validate
-from residua.sizing import resolve
+from residua.method.grouping import group_tokens
+from residua.method.inputs import validate
+from residua.method.sizes import resolve
+from residua.ops.backend import Backend
+from tests.support.oracle import expand_heads, masked_attention, qkv, small, worst
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 
@@ -28,9 +28,7 @@ def test_it_equals_expanded_heads_where_the_partition_is_the_same(heads, kv_head
     for settings in (*reconstructions, {"score": "centroid", "drift_rank": 0}, {"density": 1}):
         config = small(partition="semantic", **settings)
         shared, receipt = attention(q, k, v, config, return_receipt=True)
-        expanded, other = attention(
-            q, expand_heads(k, heads), expand_heads(v, heads), config, return_receipt=True
-        )
+        expanded, other = attention(q, expand_heads(k, heads), expand_heads(v, heads), config, return_receipt=True)
         assert torch.allclose(shared, expanded, atol=1e-5)
         assert torch.equal(receipt.per_head.total, other.per_head.total)
 
@@ -49,7 +47,7 @@ def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypa
         return replace(grouping, kv=kv, kv_centroids=expand_heads(grouping.kv_centroids, 4))
 
     # by its module name: the package gives that name to the function
-    monkeypatch.setattr(importlib.import_module("residua.attention"), "group_again", handed_over)
+    monkeypatch.setattr(importlib.import_module("residua.api"), "group_again", handed_over)
     expanded = attention(q, expand_heads(k, 4), expand_heads(v, 4), config)
     assert torch.allclose(shared, expanded, atol=1e-5)
 

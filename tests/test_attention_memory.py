@@ -15,9 +15,10 @@ pytest.importorskip("resource")
 PRELUDE = """
 import resource, sys, torch, residua
 from residua import Partition, Route
-from residua.execution import plain, run
-from residua.execution.backend import Backend
-from residua.grouping import kmeans
+from residua.api import attend_route
+from residua.ops import plain
+from residua.ops.backend import Backend
+from residua.method.grouping import kmeans
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)
 
@@ -50,12 +51,9 @@ WORK = {
         900,
         "q, k, v = (normal(1, 1, 15_000, 4) for _ in range(3))\n"
         "route = Route(even(15_000, 1), even(15_000, 1), torch.ones(1, 1, 1, 1, dtype=torch.bool))\n"
-        "out = run(q, k, v, route, backend='portable')[0]\n",
+        "out = attend_route(q, k, v, route, backend='portable')[0]\n",
     ),
-    "k-means of many heads": (
-        480,
-        "out = kmeans(normal(16, 5_000, 4), 1_500, 1, backend=Backend()).centres\n",
-    ),
+    "k-means of many heads": (480, "out = kmeans(normal(16, 5_000, 4), 1_500, 1, backend=Backend()).centres\n"),
     "scores of many anchors": (
         500,
         "out = plain.cell_mass(normal(1, 1, 2_100, 4), normal(1, 1, 20_000, 4), even(20_000, 9), 0.5)\n",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import qkv, random_route, small
 
 from residua import InputError, attention
-from residua.execution import run
+from residua.api import attend_route
+from tests.support.oracle import qkv, random_route, small
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 
@@ -18,10 +18,10 @@ def test_autocast_changes_nothing(dtype, autocast):
     tensors = qkv(1, 2, 2, 300, dtype=dtype)
     wanted = attention(*tensors, small())
     route = random_route(1, 2, 2, 300, 300)
-    raw = run(*tensors, route, backend="portable")
+    raw = attend_route(*tensors, route, backend="portable")
     with torch.autocast("cpu", dtype=autocast):
         assert torch.equal(attention(*tensors, small()), wanted)
-        assert torch.equal(run(*tensors, route, backend="portable")[0], raw[0])
+        assert torch.equal(attend_route(*tensors, route, backend="portable")[0], raw[0])
         assert torch.is_autocast_enabled("cpu")
 
 
@@ -41,7 +41,7 @@ def test_grad_modes_change_nothing(mode):
 def test_gradients_are_refused_or_cut(which):
     tensors = list(qkv(1, 2, 2, 90, 110))
     tensors[which] = tensors[which].requires_grad_()
-    for call in (lambda: attention(*tensors), lambda: run(*tensors, random_route())):
+    for call in (lambda: attention(*tensors), lambda: attend_route(*tensors, random_route())):
         with pytest.raises(InputError, match="inference only"):
             call()
         with torch.no_grad():

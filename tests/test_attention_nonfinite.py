@@ -7,9 +7,9 @@ import math
 
 import pytest
 import torch
-from oracle import masked_attention, paper, qkv, small
 
 from residua import State, attention
+from tests.support.oracle import masked_attention, paper, qkv, small
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 
@@ -22,13 +22,7 @@ CONFIGS = [
     small(density=1),
     small(max_error=0.1),
 ]
-RECONSTRUCTED = [
-    small(),
-    small(reconstruction="tail"),
-    paper(),
-    paper(probe_policy="random"),
-    small(density=1),
-]
+RECONSTRUCTED = [small(), small(reconstruction="tail"), paper(), paper(probe_policy="random"), small(density=1)]
 
 
 def lost_rows(out):

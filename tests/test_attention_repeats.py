@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import qkv, small
 
 from residua import State, attention
-from residua.execution import backends
+from residua.ops import backends
+from tests.support.oracle import qkv, small
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 

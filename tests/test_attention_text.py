@@ -6,16 +6,16 @@ import math
 
 import pytest
 import torch
-from oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
 
 from residua import Config, attention
-from residua.execution.backend import Backend
-from residua.grouping import group_tokens
-from residua.inputs import validate
-from residua.routing import route_cells
-from residua.row_error import row_errors
-from residua.sizing import resolve
+from residua.method.grouping import group_tokens
+from residua.method.inputs import validate
+from residua.method.route import route_cells
+from residua.method.row_error import row_errors
+from residua.method.sizes import resolve
+from residua.ops.backend import Backend
 from residua.synthetic import VideoLike, video_like
+from tests.support.oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 
@@ -83,9 +83,7 @@ def test_accounting_at_the_papers_density(spans):
 
 def test_text_that_costs_more_than_the_budget_is_still_computed_and_said():
     q, k, v = call()
-    out, receipt = attention(
-        q, k, v, small(density=0.22, probes=0), pinned_keys=(0, 100), return_receipt=True
-    )
+    out, receipt = attention(q, k, v, small(density=0.22, probes=0), pinned_keys=(0, 100), return_receipt=True)
     assert receipt.density > 0.22 and out.isfinite().all()
     assert any("pinned keys" in note and "above the target" in note for note in receipt.notes)
 

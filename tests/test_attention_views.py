@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import expand_heads, normal, qkv, random_route, small
 
 from residua import attention
-from residua.execution import run
+from residua.api import attend_route
+from tests.support.oracle import expand_heads, normal, qkv, random_route, small
 
 pytestmark = pytest.mark.usefixtures("every_backend")
 
@@ -46,7 +46,7 @@ def test_views(view, dtype):
         assert torch.allclose(out.float(), wanted.float(), atol=1e-5 if dtype == torch.float32 else 1e-2)
     route = random_route(2, 4, 2, 300, 300)
     assert torch.allclose(
-        run(*seen, route, backend="portable")[0], run(q, k, v, route, backend="portable")[0]
+        attend_route(*seen, route, backend="portable")[0], attend_route(q, k, v, route, backend="portable")[0]
     )
 
 
@@ -61,9 +61,7 @@ def test_expanded_keys():
     q, k, v = qkv(2, 4, 1)
     k, v = k[:1].expand(2, 4, -1, -1), v[:1].expand(2, 4, -1, -1)
     assert k.stride()[:2] == (0, 0)
-    assert torch.allclose(
-        attention(q, k, v, small()), attention(q, k.contiguous(), v.contiguous(), small()), atol=1e-5
-    )
+    assert torch.allclose(attention(q, k, v, small()), attention(q, k.contiguous(), v.contiguous(), small()), atol=1e-5)
     assert torch.equal(expand_heads(k, 4), k)
 
 

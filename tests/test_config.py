@@ -9,7 +9,7 @@ import math
 import pytest
 
 from residua import Config, InputError
-from residua.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstruction import RECONSTRUCTIONS
 
 
 def test_the_papers_settings():
@@ -31,12 +31,22 @@ def test_the_papers_settings():
         *(("ridge", value) for value in (-1e-9, math.nan, math.inf, "1", False)),
         *((name, bad) for name in ("key_rank", "query_rank", "metric_rows") for bad in (0, -1, 1.5, True)),
         *((name, 0) for name in ("kmeans_cold", "kmeans_warm", "residual_rank", "query_groups", "kv_groups")),
-        ("kmeans_cold", 1001), ("kmeans_warm", 1001),
-        ("probes", -1), ("probes", 2.0), ("query_groups", 3.0), ("kv_groups", "8"),
-        ("partition", "spectral"), ("score", "max"), ("reconstruction", "affine"), ("probe_policy", "best"),
-        ("partition", None), ("subspace", 1), ("check_finite", "yes"), ("backend", None),
+        ("kmeans_cold", 1001),
+        ("kmeans_warm", 1001),
+        ("probes", -1),
+        ("probes", 2.0),
+        ("query_groups", 3.0),
+        ("kv_groups", "8"),
+        ("partition", "spectral"),
+        ("score", "max"),
+        ("reconstruction", "affine"),
+        ("probe_policy", "best"),
+        ("partition", None),
+        ("subspace", 1),
+        ("check_finite", "yes"),
+        ("backend", None),
     ],
-)  # fmt: skip
+)
 def test_a_bad_value_is_refused_by_name(name, value):
     with pytest.raises(InputError, match=rf"Config\.{name}=.*wanted"):
         Config(**{name: value})
@@ -79,14 +89,11 @@ def test_toml_flat_and_in_a_table(tmp_path):
     flat, table = tmp_path / "flat.toml", tmp_path / "table.toml"
     flat.write_text('density = 0.26\npartition = "semantic"\n')
     table.write_text('[residua]\ndensity = 0.26\npartition = "semantic"\n[other]\nx = 1\n')
-    assert (
-        Config.from_toml(flat) == Config.from_toml(str(table)) == Config(density=0.26, partition="semantic")
-    )
+    assert Config.from_toml(flat) == Config.from_toml(str(table)) == Config(density=0.26, partition="semantic")
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["density = ", "density = nan", "densty = 0.2", "residua = 3", "density = '0.2'", "a = " + "[" * 5000],
+    "text", ["density = ", "density = nan", "densty = 0.2", "residua = 3", "density = '0.2'", "a = " + "[" * 5000]
 )
 def test_hostile_toml_is_refused(tmp_path, text):
     path = tmp_path / "config.toml"
@@ -110,8 +117,7 @@ def test_files_that_cannot_be_a_config_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "old, new",
-    [("repair", "reconstruction"), ("repair_rank", "residual_rank"), ("tail_slots", "summary_slots")],
+    "old, new", [("repair", "reconstruction"), ("repair_rank", "residual_rank"), ("tail_slots", "summary_slots")]
 )
 def test_a_renamed_setting_names_the_new_one(old, new):
     with pytest.raises(InputError, match=rf"Config\.{old} is now called {new}"):

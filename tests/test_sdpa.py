@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 import torch
-from oracle import qkv, small
 
 import residua
 from residua import Config, InputError, attention, sdpa
+from tests.support.oracle import qkv, small
 
 EXACT = small(density=1, backend="portable")
 torch_sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -17,16 +17,7 @@ torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 
 def test_its_arguments_are_those_of_torch():
     names = list(inspect.signature(sdpa).parameters)
-    assert names[:8] == [
-        "query",
-        "key",
-        "value",
-        "attn_mask",
-        "dropout_p",
-        "is_causal",
-        "scale",
-        "enable_gqa",
-    ]
+    assert names[:8] == ["query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"]
 
 
 def test_without_skipping_it_is_torchs():

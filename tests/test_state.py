@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import normal, qkv, small
 
 from residua import State, attention
-from residua.grouping.reuse import BORROWED_STEPS
-from residua.inputs import validate
+from residua.method.grouping.reuse import BORROWED_STEPS
+from residua.method.inputs import validate
 from residua.synthetic import VideoLike, video_like
 from residua.types import GroupMemory
+from tests.support.oracle import normal, qkv, small
 
 
 def run(state, *tensors, **more):
@@ -80,9 +80,7 @@ def test_a_change_of_text_tokens_starts_cold():
     assert not run(state, *tensors, pinned_keys=(0, 9), exact_queries=(0, 9))[1].warm
 
 
-@pytest.mark.parametrize(
-    "changed", [{"query_groups": 5}, {"query_groups": 20}, {"kv_groups": 9}, {"kv_groups": 40}]
-)
+@pytest.mark.parametrize("changed", [{"query_groups": 5}, {"query_groups": 20}, {"kv_groups": 9}, {"kv_groups": 40}])
 def test_other_group_counts_go_on_from_what_is_there(changed):
     """Sizes follow the budget, which may differ from step to step: fewer groups start from some of the old
     ones, more from these and some rows."""

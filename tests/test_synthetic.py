@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import masked_attention
 
 import residua
-from residua.row_error import row_errors
+from residua.method.row_error import row_errors
 from residua.synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
+from tests.support.oracle import masked_attention
 
 SMALL = (6, 12, 16)  # 1152 tokens
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import normal, random_route, route_mask
 
 from residua import Partition
 from residua.types import Probes, Rows
+from tests.support.oracle import normal, random_route, route_mask
 
 
 @given(st.sets(st.integers(0, 20)), st.integers(0, 3))

@@ -15,12 +15,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from residua import Config
-from residua.integration import Settings
+from residua.hosts import Settings
 
 TINY = Config(
-    query_groups=8, kv_groups=24, probes=6, kmeans_cold=4, metric_rows=64, key_rank=8, query_rank=8,
-    density=0.22,
-)  # fmt: skip
+    query_groups=8, kv_groups=24, probes=6, kmeans_cold=4, metric_rows=64, key_rank=8, query_rank=8, density=0.22
+)
 EVERYWHERE = (1e9, -1.0)  # noise levels
 
 
@@ -44,10 +43,19 @@ class EntryByEntry(TorchFunctionMode):
     """
 
     LAYERS = (
-        functional.linear, functional.conv3d, functional.scaled_dot_product_attention, functional.layer_norm,
-        functional.rms_norm, functional.silu, functional.gelu, torch.sigmoid, torch.tanh, torch.matmul,
-        torch.Tensor.matmul, torch.bmm,
-    )  # fmt: skip
+        functional.linear,
+        functional.conv3d,
+        functional.scaled_dot_product_attention,
+        functional.layer_norm,
+        functional.rms_norm,
+        functional.silu,
+        functional.gelu,
+        torch.sigmoid,
+        torch.tanh,
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.bmm,
+    )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, size = kwargs or {}, args[0].shape[0] if func in self.LAYERS else 1
@@ -59,10 +67,7 @@ class EntryByEntry(TorchFunctionMode):
             batched = isinstance(x, torch.Tensor) and x.ndim == args[0].ndim and x.shape[0] == size
             return x[entry : entry + 1] if batched else x
 
-        parts = [
-            func(*(at(x, i) for x in args), **{name: at(x, i) for name, x in kwargs.items()})
-            for i in range(size)
-        ]
+        parts = [func(*(at(x, i) for x in args), **{name: at(x, i) for name, x in kwargs.items()}) for i in range(size)]
         return torch.cat(parts)
 
 
@@ -89,9 +94,14 @@ def replayed_as_a_batch(host: Any, calls: dict[tuple[int, int], dict[str, Any]])
         q, k, v, valid, _, _, wanted = (list(column) for column in zip(*branches.values(), strict=True))
         site, scale = next((given[4], given[5]) for given in branches.values())
         out = host.call(
-            torch.cat(q), torch.cat(k), torch.cat(v), replace(site, branch=tuple(branches)), lambda: None,
-            mask=None if valid[0] is None else torch.cat(valid), scale=scale,
-        )  # fmt: skip
+            torch.cat(q),
+            torch.cat(k),
+            torch.cat(v),
+            replace(site, branch=tuple(branches)),
+            lambda: None,
+            mask=None if valid[0] is None else torch.cat(valid),
+            scale=scale,
+        )
         largest = max(largest, apart(out, torch.cat(wanted)))
     return largest
 

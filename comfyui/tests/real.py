@@ -26,9 +26,7 @@ HERE = Path(__file__).parent
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--comfyui", required=True, type=Path)
     parser.add_argument("--models", default="", help="comma separated; default: all")
     parser.add_argument("--server", action="store_true")
@@ -76,10 +74,22 @@ class Real:
 
         models = comfy.supported_models
         wan = {
-            "image_model": "wan2.1", "model_type": "t2v", "dim": 48, "ffn_dim": 64, "freq_dim": 16,
-            "num_heads": 2, "num_layers": 3, "text_dim": 32, "text_len": 16, "in_dim": 16, "out_dim": 16,
-            "patch_size": (1, 2, 2), "cross_attn_norm": True, "qk_norm": True, "eps": 1e-6,
-        }  # fmt: skip
+            "image_model": "wan2.1",
+            "model_type": "t2v",
+            "dim": 48,
+            "ffn_dim": 64,
+            "freq_dim": 16,
+            "num_heads": 2,
+            "num_layers": 3,
+            "text_dim": 32,
+            "text_len": 16,
+            "in_dim": 16,
+            "out_dim": 16,
+            "patch_size": (1, 2, 2),
+            "cross_attn_norm": True,
+            "qk_norm": True,
+            "eps": 1e-6,
+        }
         hunyuan = {
             "image_model": "hunyuan_video", "in_channels": 16, "out_channels": 16, "patch_size": [1, 2, 2],
             "vec_in_dim": 24, "context_in_dim": 32, "hidden_size": 48, "mlp_ratio": 2.0, "num_heads": 2,
@@ -98,9 +108,14 @@ class Real:
             "rope_t_extrapolation_ratio": 1.0,
         }  # fmt: skip
         ltx = {
-            "image_model": "ltxv", "in_channels": 128, "cross_attention_dim": 48, "attention_head_dim": 24,
-            "num_attention_heads": 2, "caption_channels": 32, "num_layers": 3,
-        }  # fmt: skip
+            "image_model": "ltxv",
+            "in_channels": 128,
+            "cross_attention_dim": 48,
+            "attention_head_dim": 24,
+            "num_attention_heads": 2,
+            "caption_channels": 32,
+            "num_layers": 3,
+        }
         # name -> (supported model, its unet config, latent channels, tokens per latent cell)
         self.table: dict[str, tuple[Any, dict[str, Any], int, int]] = {
             "wan 2.1": (models.WAN21_T2V, wan, 16, 2),
@@ -125,11 +140,7 @@ class Real:
             draw = torch.Generator().manual_seed(0)
             for place, weight in sorted(model.named_parameters()):
                 wide = weight.ndim > 1
-                spread = (
-                    3.0
-                    if any(part in place for part in (".q.", ".k.", "to_q", "to_k", "q_proj", "qkv"))
-                    else 1.0
-                )
+                spread = 3.0 if any(part in place for part in (".q.", ".k.", "to_q", "to_k", "q_proj", "qkv")) else 1.0
                 size = spread / weight[0].numel() ** 0.5 if wide else 0.02
                 if wide or "norm" not in place:
                     weight.data.copy_(torch.randn(weight.shape, generator=draw) * size)
@@ -138,9 +149,7 @@ class Real:
         self.shapes[id(model)] = (channels, 3, 8 * cell, 8 * cell)
         return comfy.model_patcher.ModelPatcher(model.eval(), torch.device("cpu"), torch.device("cpu"))
 
-    def sample(
-        self, model: Any, *, batched: bool = True, steps: int = 4, videos: int = 1, seed: int = 0
-    ) -> Any:
+    def sample(self, model: Any, *, batched: bool = True, steps: int = 4, videos: int = 1, seed: int = 0) -> Any:
         import comfy.model_management
         import comfy.sample
         import torch
@@ -165,9 +174,18 @@ class Real:
         try:
             with torch.no_grad():
                 return comfy.sample.sample(
-                    model, noise, steps, 3.0, "euler", "simple", conditions[0], conditions[1],
-                    torch.zeros_like(noise), disable_pbar=True, seed=seed,
-                )  # fmt: skip
+                    model,
+                    noise,
+                    steps,
+                    3.0,
+                    "euler",
+                    "simple",
+                    conditions[0],
+                    conditions[1],
+                    torch.zeros_like(noise),
+                    disable_pbar=True,
+                    seed=seed,
+                )
         finally:
             comfy.model_management.get_free_memory = free
 
@@ -180,13 +198,21 @@ def prompt_through_the_server(comfyui: Path, port: int) -> bool:
     (folder / "custom_nodes" / "residua").symlink_to(HERE.parent)
     (folder / "custom_nodes" / "tiny_model.py").write_text(TINY_NODE.format(here=HERE))
     command = [
-        sys.executable, "main.py", "--cpu", "--port", str(port), "--listen", "127.0.0.1", "--base-directory",
-        str(folder), "--disable-api-nodes", "--disable-auto-launch", "--database-url", "sqlite:///:memory:",
-    ]  # fmt: skip
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")]),
-    }
+        sys.executable,
+        "main.py",
+        "--cpu",
+        "--port",
+        str(port),
+        "--listen",
+        "127.0.0.1",
+        "--base-directory",
+        str(folder),
+        "--disable-api-nodes",
+        "--disable-auto-launch",
+        "--database-url",
+        "sqlite:///:memory:",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path[:3], os.environ.get("PYTHONPATH", "")])}
     with open(folder / "log.txt", "w") as log:
         server = subprocess.Popen(command, cwd=comfyui, env=environment, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -195,9 +221,7 @@ def prompt_through_the_server(comfyui: Path, port: int) -> bool:
         identity = _post(f"{url}/prompt", {"prompt": PROMPT})["prompt_id"]
         done = _wait(lambda: _get(f"{url}/history/{identity}").get(identity), server, 900)
         text = done["outputs"].get("5", {}).get("text", [""])[0]
-        good = (
-            "ResiduaReport" in known and done["status"]["status_str"] == "success" and "calls sparse" in text
-        )
+        good = "ResiduaReport" in known and done["status"]["status_str"] == "success" and "calls sparse" in text
         print(f"{'ok  ' if good else 'FAIL'}  prompt through the server: {' '.join(text.split())[:150]}")
         if not good:
             print(json.dumps(done["status"])[:2000], (folder / "log.txt").read_text()[-2000:], sep="\n")

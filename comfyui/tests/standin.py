@@ -21,9 +21,16 @@ def attend(func: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, **more: Any) 
 
 
 def dense(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, mask: Tensor | None = None, attn_precision: Any = None,
-    skip_reshape: bool = False, skip_output_reshape: bool = False, **more: Any,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    mask: Tensor | None = None,
+    attn_precision: Any = None,
+    skip_reshape: bool = False,
+    skip_output_reshape: bool = False,
+    **more: Any,
+) -> Tensor:
     """The host's dense function: [B, N, H * D], or [B, H, N, D] with the skip flags."""
     if not skip_reshape:
         q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
@@ -46,9 +53,16 @@ class Block(nn.Module):
         if self.split:
             q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (q, k, v))
             out = attend(
-                dense, q, k, v, HEADS, mask=mask, skip_reshape=True, skip_output_reshape=True,
+                dense,
+                q,
+                k,
+                v,
+                HEADS,
+                mask=mask,
+                skip_reshape=True,
+                skip_output_reshape=True,
                 transformer_options=options,
-            )  # fmt: skip
+            )
             out = out.transpose(1, 2).flatten(2)
         else:
             out = attend(dense, q, k, v, HEADS, mask=mask, transformer_options=options)
@@ -143,8 +157,13 @@ class Unheard(VideoModel):
     run = HunyuanVideo.run
 
 
-MODELS = {"wan": WanModel, "cosmos": MiniTrainDIT, "hunyuan": HunyuanVideo, "hunyuan, text first": TextFirst,
-          "unheard": Unheard}  # fmt: skip
+MODELS = {
+    "wan": WanModel,
+    "cosmos": MiniTrainDIT,
+    "hunyuan": HunyuanVideo,
+    "hunyuan, text first": TextFirst,
+    "unheard": Unheard,
+}
 
 
 class Base:
@@ -183,8 +202,7 @@ class Patcher:
     def clone(self) -> Patcher:
         twin = Patcher(self.base)
         twin.model_options = {
-            key: dict(value) if isinstance(value, dict) else value
-            for key, value in self.model_options.items()
+            key: dict(value) if isinstance(value, dict) else value for key, value in self.model_options.items()
         }
         twin.wrappers = {
             kind: {key: list(found) for key, found in keys.items()} for kind, keys in self.wrappers.items()
@@ -201,9 +219,7 @@ class Patcher:
         return {"model_sampling": Sampling(), "diffusion_model": self.base.diffusion_model}[name]
 
     def around(self, kind: str, function: Any, owner: Any) -> Executor:
-        return Executor(
-            function, owner, [one for found in self.wrappers.get(kind, {}).values() for one in found]
-        )
+        return Executor(function, owner, [one for found in self.wrappers.get(kind, {}).values() for one in found])
 
 
 class StandIn:
@@ -217,9 +233,17 @@ class StandIn:
             return Patcher(Base(MODELS[name]().eval()))
 
     def sample(
-        self, model: Patcher, *, batched: bool = True, steps: int = 4, videos: int = 1, seed: int = 0,
-        middle: bool = False, on_step: Any = None, options: dict[str, Any] | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        model: Patcher,
+        *,
+        batched: bool = True,
+        steps: int = 4,
+        videos: int = 1,
+        seed: int = 0,
+        middle: bool = False,
+        on_step: Any = None,
+        options: dict[str, Any] | None = None,
+    ) -> Tensor:
         """Euler steps with guidance. `batched` runs both branches as one batch; `middle` evaluates the model
         between two noise levels as well, as samplers of higher order do."""
         draw = torch.Generator().manual_seed(seed)
@@ -233,16 +257,17 @@ class StandIn:
             found = {}
             for part in [[1, 0]] if batched else [[0], [1]]:
                 call = {
-                    **model.model_options["transformer_options"], **(options or {}), "cond_or_uncond": part,
-                    "uuids": [uuids[kind] for kind in part], "sigmas": sigma[None], "sample_sigmas": sigmas,
+                    **model.model_options["transformer_options"],
+                    **(options or {}),
+                    "cond_or_uncond": part,
+                    "uuids": [uuids[kind] for kind in part],
+                    "sigmas": sigma[None],
+                    "sample_sigmas": sigmas,
                     "sigmas_step": step,
-                }  # fmt: skip
+                }
                 text = torch.cat([texts[kind].expand(videos, -1, -1) for kind in part])
                 out = model.around("apply_model", self._apply(model), model.base)(
-                    torch.cat([x] * len(part)),
-                    sigma.expand(len(part) * videos),
-                    text,
-                    transformer_options=call,
+                    torch.cat([x] * len(part)), sigma.expand(len(part) * videos), text, transformer_options=call
                 )
                 found.update(zip(part, out.chunk(len(part)), strict=True))
             return found[1] + 3.0 * (found[0] - found[1])

@@ -44,8 +44,11 @@ def test_layers_of_two_kinds_of_blocks(host, checks):
     host.sample(model)
     [transformer] = patch_of(model).report().transformers
     assert {row.name: row.sparse > 0 for row in transformer.layers} == {
-        "double 0": False, "double 1": False, "single 0": False, "single 1": True,
-    }  # fmt: skip
+        "double 0": False,
+        "double 1": False,
+        "single 0": False,
+        "single 1": True,
+    }
 
 
 @pytest.mark.parametrize("name", ["hunyuan", "hunyuan, text first"])
@@ -177,15 +180,13 @@ def test_an_error_stops_or_goes_on_dense(host, checks, monkeypatch, caplog):
     def fail(*_, **__):
         raise ZeroDivisionError("in the middle")
 
-    monkeypatch.setattr("residua.methods.attention", fail)
+    monkeypatch.setattr("residua.baselines.methods.attention", fail)
     with pytest.raises(ZeroDivisionError):
         host.sample(checks.sparse(model))
     goes_on = checks.sparse(model, on_error="dense")
     assert torch.equal(host.sample(goes_on), dense)
     assert total(goes_on).dense == {"error in the sparse call": CALLS // 2}  # both branches in one call
-    assert any(
-        "in the middle" in record.message and record.levelno == logging.WARNING for record in caplog.records
-    )
+    assert any("in the middle" in record.message and record.levelno == logging.WARNING for record in caplog.records)
 
 
 def test_what_no_backend_takes_stays_dense(host, checks, monkeypatch):

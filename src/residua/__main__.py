@@ -21,11 +21,9 @@ def _run() -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        print(
-            f"residua: the command line needs {error.name}; run: pip install 'residua[cli]'", file=sys.stderr
-        )
+        print(f"residua: the command line needs {error.name}; run: pip install 'residua[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
-    from .cli import app
+    from .tools.cli import app
 
     app()
 

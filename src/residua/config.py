@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .errors import InputError
-from .spelling import did_you_mean
-from .toml_text import read_toml
+from .util.spelling import did_you_mean
+from .util.toml_text import read_toml
 
 SCORES = ("mass", "centroid", "value-error")
 METRIC_SPACINGS = ("golden", "even")
@@ -64,7 +64,7 @@ class Config:
             host that knows the noise levels of its steps gives more to those that remove more noise. With
             `max_error` as well, a head above the bound may spend more than its part.
         query_groups: Groups of queries per head; None: chosen from the token count, and from the density
-            where skipped groups are summarised (`residua.sizing`).
+            where skipped groups are summarised (`residua.method.sizes`).
         kv_groups: Groups of keys and values per head; None: chosen in the same way.
         key_rank: Dimensions in which keys are compared.
         query_rank: Dimensions in which queries are compared.
@@ -152,9 +152,12 @@ class Config:
             A Config.
         """
         theirs = {
-            "query_groups": 300, "kv_groups": 1000, "probe_order": "largest", "score": "value-error",
+            "query_groups": 300,
+            "kv_groups": 1000,
+            "probe_order": "largest",
+            "score": "value-error",
             "budget_scope": "query-group",
-        }  # fmt: skip
+        }
         return cls.paper(**{**theirs, **changes})
 
     @property
@@ -165,14 +168,14 @@ class Config:
     @property
     def takes_probes(self) -> bool:
         """Whether calls compute probe rows: not if nothing is skipped, or nothing is reconstructed."""
-        from .reconstruction import RECONSTRUCTIONS
+        from .method.reconstruction import RECONSTRUCTIONS
 
         return not self.skips_nothing and RECONSTRUCTIONS[self.reconstruction].probe_policy is not None
 
     @property
     def summarises(self) -> bool:
         """Whether skipped groups are summarised by keys that rows attend to."""
-        from .reconstruction import RECONSTRUCTIONS
+        from .method.reconstruction import RECONSTRUCTIONS
 
         return RECONSTRUCTIONS[self.reconstruction].all_in
 
@@ -200,8 +203,8 @@ class Config:
         for name in ("query_groups", "kv_groups", "summary_slots"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
-        from .grouping.partition import PARTITIONERS  # here, because the registries import Config
-        from .reconstruction import RECONSTRUCTIONS
+        from .method.grouping.partition import PARTITIONERS  # here, because the registries import Config
+        from .method.reconstruction import RECONSTRUCTIONS
 
         _choice(self, "partition", tuple(PARTITIONERS))
         _choice(self, "score", SCORES)
@@ -301,9 +304,7 @@ def _refuse_unknown(kind: Any, settings: Mapping[str, Any]) -> None:
         raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}{hint}")
 
 
-def _number(
-    config: Config, name: str, *, most: float, least: float = -math.inf, above: float = -math.inf
-) -> None:
+def _number(config: Config, name: str, *, most: float, least: float = -math.inf, above: float = -math.inf) -> None:
     value = getattr(config, name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not (least <= value <= most and value > above):

@@ -10,7 +10,7 @@ from .config import Config
 from .types import Call, GroupMemory
 
 if TYPE_CHECKING:
-    from .budget.shared import SharedBudget
+    from .method.budget.shared import SharedBudget
 
 
 class State:
@@ -77,7 +77,7 @@ class State:
         if self._given is not None:
             return self._given
         if self._own is None:
-            from .budget.shared import SharedBudget
+            from .method.budget.shared import SharedBudget
 
             self._own = SharedBudget()
         return self._own

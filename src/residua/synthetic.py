@@ -55,9 +55,7 @@ def video_like(recipe: VideoLike, dtype: torch.dtype = torch.float32) -> tuple[T
     drift = math.cos(recipe.step), math.sin(recipe.step)
     q = content @ (drift[0] * (0.8 * shared + 0.6 * weights()) + drift[1] * weights())  # [H, N, D]
     k = content @ (drift[0] * (0.8 * shared + 0.6 * weights()) + drift[1] * weights())
-    v = content @ weights() + 0.2 * torch.randn(
-        recipe.heads, recipe.tokens, recipe.head_dim, generator=generator
-    )
+    v = content @ weights() + 0.2 * torch.randn(recipe.heads, recipe.tokens, recipe.head_dim, generator=generator)
     q, k = _blend(q, recipe.locality), _blend(k, recipe.locality)
     gain = math.sqrt(recipe.concentration / math.sqrt(recipe.head_dim))
     rotation = _rotary(places, recipe.head_dim)

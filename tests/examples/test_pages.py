@@ -23,9 +23,7 @@ NUMBER = re.compile(r"\d+\.\d+")
 
 def notebook_cells() -> list[str]:
     cells = json.loads((ROOT / "examples" / "first_hour.ipynb").read_text())["cells"]
-    assert all(
-        cell["outputs"] or "def " in "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"
-    )
+    assert all(cell["outputs"] or "def " in "".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
@@ -65,15 +63,9 @@ def test_the_tutorial_prints_what_it_shows(capsys: pytest.CaptureFixture) -> Non
 
 def fenced(language: str) -> list[tuple[str, str]]:
     """Every block of that language in the pages, with the name of its page."""
-    pages = [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs").rglob("*.md")),
-        *sorted((ROOT / "examples").glob("*.md")),
-    ]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
     pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
-    return [
-        (page.name, textwrap.dedent(block)) for page in pages for block in pattern.findall(page.read_text())
-    ]
+    return [(page.name, textwrap.dedent(block)) for page in pages for block in pattern.findall(page.read_text())]
 
 
 @pytest.mark.parametrize("page, block", fenced("python"))

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import residua
-from residua.diffusers import Handle
+from residua.hosts.diffusers import Handle
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RUNS = [
@@ -34,11 +34,7 @@ def test_every_script_is_run_here() -> None:
 
 @pytest.mark.parametrize("script, pipeline, arguments", RUNS)
 def test_script(
-    script: str,
-    pipeline: str,
-    arguments: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    script: str, pipeline: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     kind = getattr(diffusers, pipeline, None)
     if kind is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from residua import Config
-from residua.execution.native import library
+from residua.ops.native import library
 
 LENGTHS = (1, 2, 3, 7, 31, 63, 64, 65, 97, 130)
 LONGER = (200, 257, 333, 511, 888, 1200, 2100)
@@ -67,8 +67,10 @@ class Case:
             "k": (self.batch, self.kv_heads, self.keys, self.dim),
             "v": (self.batch, self.kv_heads, self.keys, self.value_dim),
         }
-        made = {name: filled(shape, self.fill if name in self.where else "normal", self.dtype, g)
-                for name, shape in shapes.items()}  # fmt: skip
+        made = {
+            name: filled(shape, self.fill if name in self.where else "normal", self.dtype, g)
+            for name, shape in shapes.items()
+        }
         if hidden is not None:
             masked = ~self.key_mask()[:, None, :, None]
             made |= {name: made[name].masked_fill(masked, hidden) for name in "kv"}
@@ -92,9 +94,12 @@ class Case:
 
     def arguments(self) -> dict[str, Any]:
         return {
-            "config": self.config, "scale": self.scale, "pinned_keys": self.pinned or None,
-            "exact_queries": self.exact or None, "key_mask": self.key_mask(),
-        }  # fmt: skip
+            "config": self.config,
+            "scale": self.scale,
+            "pinned_keys": self.pinned or None,
+            "exact_queries": self.exact or None,
+            "key_mask": self.key_mask(),
+        }
 
     def __str__(self) -> str:
         told = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -119,14 +124,26 @@ def make(seed: int, *, small: bool = True) -> Case:
     native = backend != "portable" and not library.load().missing
     stateful = settings.get("max_error") is not None or settings.get("balance") or r.random() < 0.15
     return Case(
-        seed=seed, batch=r.choice((1, 1, 2, 3)), heads=kv_heads * shares, kv_heads=kv_heads, queries=queries,
-        keys=keys, dim=dim, value_dim=dim if r.random() < 0.6 else r.choice(VALUE_DIMS), dtype=dtype,
-        layout=r.choice(LAYOUTS) if r.random() < 0.5 else "plain", fill=r.choice(FILLS),
-        where=r.choice(("q", "k", "v", "qk", "qkv", "qkv")), mask=r.choice(MASKS),
+        seed=seed,
+        batch=r.choice((1, 1, 2, 3)),
+        heads=kv_heads * shares,
+        kv_heads=kv_heads,
+        queries=queries,
+        keys=keys,
+        dim=dim,
+        value_dim=dim if r.random() < 0.6 else r.choice(VALUE_DIMS),
+        dtype=dtype,
+        layout=r.choice(LAYOUTS) if r.random() < 0.5 else "plain",
+        fill=r.choice(FILLS),
+        where=r.choice(("q", "k", "v", "qk", "qkv", "qkv")),
+        mask=r.choice(MASKS),
         scale=r.choice((None,) * 6 + (0.0, -0.3, 1.0, 1e-4, 30.0)),
-        pinned=draw_ranges(r, keys), exact=draw_ranges(r, queries), steps=r.choice((2, 3)) if stateful else 1,
-        isa=r.choice(library.load().isas) if native and r.random() < 0.5 else None, settings=settings,
-    )  # fmt: skip
+        pinned=draw_ranges(r, keys),
+        exact=draw_ranges(r, queries),
+        steps=r.choice((2, 3)) if stateful else 1,
+        isa=r.choice(library.load().isas) if native and r.random() < 0.5 else None,
+        settings=settings,
+    )
 
 
 def draw_settings(r: random.Random, queries: int, keys: int) -> dict[str, Any]:

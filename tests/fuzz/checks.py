@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from cases import Case, make
-from poison import NAN, NUMBERS, poisoned_memory
 from torch import Tensor
 
 from residua import State, attention
-from residua.execution.backend import Backend
-from residua.execution.native import library
-from residua.execution.reference import Reference
-from residua.execution.selection import backends
+from residua.ops.backend import Backend
+from residua.ops.native import library
+from residua.ops.reference import Reference
+from residua.ops.select import backends
+from tests.support.poison import NAN, NUMBERS, poisoned_memory
 
 CASES, PARTS = 2000, 40  # of every test run
 SECONDS = 20.0  # of the processor: a case of this size that takes longer is a finding
@@ -69,9 +69,8 @@ def call(
         warnings.simplefilter("ignore")
         for step in range(case.steps):
             out, receipt = attention(
-                *change(case.tensors(step, hidden)), state=state, return_receipt=True,
-                **{**case.arguments(), **changed},
-            )  # fmt: skip
+                *change(case.tensors(step, hidden)), state=state, return_receipt=True, **{**case.arguments(), **changed}
+            )
             outs.append(out)
             receipts.append(receipt)
     return outs, receipts
@@ -96,9 +95,7 @@ def dense(case: Case, step: int) -> Tensor:
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Bit for bit; NaN equals NaN."""
-    return torch.equal(a.nan_to_num(nan=1.25e4), b.nan_to_num(nan=1.25e4)) and torch.equal(
-        a.isnan(), b.isnan()
-    )
+    return torch.equal(a.nan_to_num(nan=1.25e4), b.nan_to_num(nan=1.25e4)) and torch.equal(a.isnan(), b.isnan())
 
 
 def worst(a: Tensor, b: Tensor) -> float:
@@ -215,8 +212,7 @@ def _trials(case: Case) -> list[Trial]:
         return again
 
     found: list[Trial] = [
-        (f"memory filled with {byte:#x}", under(lambda byte=byte: poisoned_memory(byte)))
-        for byte in (NAN, NUMBERS)
+        (f"memory filled with {byte:#x}", under(lambda byte=byte: poisoned_memory(byte))) for byte in (NAN, NUMBERS)
     ]
     for dtype in (torch.float64, torch.bfloat16):
         found.append((f"default dtype {dtype}", under(lambda dtype=dtype: default_dtype(dtype))))
@@ -236,9 +232,8 @@ def _trials(case: Case) -> list[Trial]:
         def alone(outs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             last = slice(case.batch - 1, None)
             own = call(
-                case, lambda tensors: tuple(x[last] for x in tensors),
-                key_mask=None if mask is None else mask[last],
-            )[0]  # fmt: skip
+                case, lambda tensors: tuple(x[last] for x in tensors), key_mask=None if mask is None else mask[last]
+            )[0]
             return [out[last] for out in outs], own
 
         found.append(("an entry alone", alone))
@@ -267,9 +262,7 @@ def check_backend(case: Case) -> list[str]:
     for args, kwargs, (out, lse) in seen:
         q, k, v, *rest = args
         plain, plain_lse = Reference().attend(*args, **kwargs)
-        exact, exact_lse = Reference().attend(
-            q.double(), k.double(), v.double(), *rest[:3], out_dtype=torch.float64
-        )
+        exact, exact_lse = Reference().attend(q.double(), k.double(), v.double(), *rest[:3], out_dtype=torch.float64)
         size = float(exact.abs().max()) if exact.numel() else 0.0
         allowed = (
             2 * worst(plain, exact)
@@ -282,8 +275,9 @@ def check_backend(case: Case) -> list[str]:
             allowed += 4 * torch.finfo(torch.bfloat16).eps * size
         if worst(out, exact) > allowed:
             found.append(f"kernel off by {worst(out, exact):.1e}, allowed {allowed:.1e}")
-        if worst(lse, exact_lse) > 2 * worst(plain_lse, exact_lse) + 1e-5 * (1 + float(exact_lse.nan_to_num(
-                neginf=0.0, posinf=0.0).abs().max() if exact_lse.numel() else 0)):  # fmt: skip
+        if worst(lse, exact_lse) > 2 * worst(plain_lse, exact_lse) + 1e-5 * (
+            1 + float(exact_lse.nan_to_num(neginf=0.0, posinf=0.0).abs().max() if exact_lse.numel() else 0)
+        ):
             found.append(f"kernel log-sum-exp off by {worst(lse, exact_lse):.1e}")
     return found[:1]
 

@@ -42,9 +42,7 @@ def one_call(batch: int, heads: int, tokens: int) -> str:
     took = time.perf_counter() - start
     assert bool(out.isfinite().all())
     inputs = 3 * q.numel() * 4 >> 20
-    return (
-        f"{took:.0f} s, {peak() - before} MiB above the inputs of {inputs} MiB, density {receipt.density:.3f}"
-    )
+    return f"{took:.0f} s, {peak() - before} MiB above the inputs of {inputs} MiB, density {receipt.density:.3f}"
 
 
 def long_call() -> str:
@@ -107,12 +105,20 @@ def cycles(count: int = 10_000) -> str:
     """`accelerate` and `remove` on one transformer, again and again."""
     import diffusers
 
-    from residua.diffusers.dispatch import _layers
+    from residua.hosts.diffusers.dispatch import _layers
 
     model = diffusers.WanTransformer3DModel(
-        patch_size=(1, 2, 2), num_attention_heads=2, attention_head_dim=12, in_channels=16, out_channels=16,
-        text_dim=16, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
-    )  # fmt: skip
+        patch_size=(1, 2, 2),
+        num_attention_heads=2,
+        attention_head_dim=12,
+        in_channels=16,
+        out_channels=16,
+        text_dim=16,
+        freq_dim=32,
+        ffn_dim=32,
+        num_layers=2,
+        rope_max_seq_len=32,
+    )
     for _ in range(20):
         residua.accelerate(model, 0.3).remove()
     gc.collect()

@@ -33,9 +33,7 @@ def main() -> int:
     while time.perf_counter() - started < options.seconds and done < options.cases:
         begun = time.perf_counter()
         case = make(seed, small=not options.large)
-        found = (
-            check_repeats(case, call(case)[0]) if options.repeats else check(case, thorough=not options.brief)
-        )
+        found = check_repeats(case, call(case)[0]) if options.repeats else check(case, thorough=not options.brief)
         slowest = max(slowest, (time.perf_counter() - begun, seed))
         if found:
             broken.append(seed)
@@ -44,9 +42,7 @@ def main() -> int:
             print(f"{make(seed, small=not options.large)}\n    " + "\n    ".join(found), flush=True)
         done, seed = done + 1, seed + options.step
     took = time.perf_counter() - started
-    print(
-        f"{done} cases in {took:.0f} s, {len(broken)} broken, slowest {slowest[0]:.1f} s (seed {slowest[1]})"
-    )
+    print(f"{done} cases in {took:.0f} s, {len(broken)} broken, slowest {slowest[0]:.1f} s (seed {slowest[1]})")
     print("seeds:", *broken)
     for kind, count in kinds.most_common():
         print(f"{count:6} {kind}")

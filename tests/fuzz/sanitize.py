@@ -69,15 +69,7 @@ def main() -> int:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "TSAN_OPTIONS": f"halt_on_error=0:exitcode=66:suppressions={ROOT / 'tests/fuzz/tsan.txt'}",
     }
-    fuzz = [
-        sys.executable,
-        str(ROOT / "tests/fuzz/run.py"),
-        "--cases",
-        CASES[kind],
-        "--seconds",
-        "1800",
-        "--brief",
-    ]
+    fuzz = [sys.executable, str(ROOT / "tests/fuzz/run.py"), "--cases", CASES[kind], "--seconds", "1800", "--brief"]
     runs = [fuzz]
     if TESTS[kind]:
         tests = [str(ROOT / "tests" / name) for name in TESTS[kind]]

@@ -59,9 +59,19 @@ def test_past_failures(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_results_depend_on_the_call_alone(changes, settings, seed):
     base = make(9000 + seed)
-    plain: dict = {"heads": 1, "kv_heads": 1, "dtype": torch.float32, "layout": "plain", "fill": "normal",
-                   "mask": "random", "scale": None, "pinned": [], "exact": [], "steps": 1,
-                   "isa": None}  # fmt: skip
+    plain: dict = {
+        "heads": 1,
+        "kv_heads": 1,
+        "dtype": torch.float32,
+        "layout": "plain",
+        "fill": "normal",
+        "mask": "random",
+        "scale": None,
+        "pinned": [],
+        "exact": [],
+        "steps": 1,
+        "isa": None,
+    }
     settings = {**base.settings, "backend": "auto", "max_error": None, "balance": False, **settings}
     case: Case = dataclasses.replace(base, **{**plain, **changes}, settings=settings)
     assert check(case) == []

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import residua
-from residua.bench.attention import write_json
-from residua.execution.native import NativeBackend
-from residua.execution.portable import Portable
+from residua.ops.native import NativeBackend
+from residua.ops.torch_backend import Portable
+from residua.tools.bench.attention import write_json
 
 LIMITED = """
 import resource, torch, residua
@@ -102,7 +102,5 @@ def test_threads_and_serial_calls_agree():
 def test_forked_children_agree():
     code = "import load; print(load.fork(2))"
     folder = os.path.dirname(load.__file__)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=folder
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=folder)
     assert done.stdout.startswith("0 of 2"), done.stderr[-800:]

@@ -10,25 +10,33 @@ from typing import Any
 
 import pytest
 import torch
-from damage import damage_of, damaged_bytes, damaged_fields, json_bytes, refused, toml_bytes
 from safetensors.torch import save_file
 
 from residua import Config
-from residua.integration.profile import Profile
-from residua.lab.captures import read_captures
-from residua.plan.local import read_architecture
+from residua.hosts.profile import Profile
+from residua.tools.capture.captures import read_captures
+from residua.tools.plan.local import read_architecture
+from tests.support.damage import damage_of, damaged_bytes, damaged_fields, json_bytes, refused, toml_bytes
 
 ROUNDS = 250
 SETTINGS = {"density": 0.2, "probes": 8, "reconstruction": "anchored", "balance": False, "kv_groups": 20}
 PROFILE: dict[str, Any] = {
-    "format": 1, "residua": SETTINGS, "run": {"dense_steps": 2, "dense_layers": 0.1, "min_tokens": 100},
+    "format": 1,
+    "residua": SETTINGS,
+    "run": {"dense_steps": 2, "dense_layers": 0.1, "min_tokens": 100},
     "model": {"name": "m", "transformers": ["WanTransformer3DModel"], "layers": 30, "head_dim": 128},
     "evidence": {"tried": [{"density": 0.2, "psnr": 30.5}], "prompts": ["a cat"]},
-}  # fmt: skip
+}
 WAN = {
-    "_class_name": "WanTransformer3DModel", "num_layers": 30, "num_attention_heads": 12,
-    "attention_head_dim": 128, "ffn_dim": 8960, "patch_size": [1, 2, 2], "in_channels": 16, "text_dim": 4096,
-}  # fmt: skip
+    "_class_name": "WanTransformer3DModel",
+    "num_layers": 30,
+    "num_attention_heads": 12,
+    "attention_head_dim": 128,
+    "ffn_dim": 8960,
+    "patch_size": [1, 2, 2],
+    "in_channels": 16,
+    "text_dim": 4096,
+}
 
 
 def sparse_run(found: Profile) -> None:
@@ -71,9 +79,18 @@ def captures(tmp_path) -> tuple[Path, dict[str, Any]]:
         name = f"m_L0_H{head}.safetensors"
         save_file(tensors, folder / name, metadata={"grid": "3x2x2", "scale": "0.5"})
         calls.append(
-            {"file": name, "layer": 0, "head": head, "step": 3, "branch": "cond", "grid": [3, 2, 2],
-             "scale": 0.5, "text": [[0, 2]], "text_queries": [[0, 2]]}
-        )  # fmt: skip
+            {
+                "file": name,
+                "layer": 0,
+                "head": head,
+                "step": 3,
+                "branch": "cond",
+                "grid": [3, 2, 2],
+                "scale": 0.5,
+                "text": [[0, 2]],
+                "text_queries": [[0, 2]],
+            }
+        )
     manifest = {"format": "residua capture", "version": 1, "model": "m", "calls": calls}
     return folder, manifest
 

@@ -7,11 +7,11 @@ import random
 
 import pytest
 import torch
-from oracle import normal, qkv, random_route, worst
 
 from residua import Partition, Route, RouteError, SummaryKeys
-from residua.execution import run
+from residua.api import attend_route
 from residua.types import Drift
+from tests.support.oracle import normal, qkv, random_route, worst
 
 BACKENDS = ("auto", "portable", "reference")
 WRONG = (-(1 << 62), -7, -2, -1, 0, 1, 5, 90, 111, 1 << 31, 1 << 62)
@@ -23,20 +23,22 @@ def made(seed: int):
     heads = kv_heads * shares
     q, k, v = qkv(batch, heads, kv_heads, 90, 110, dim=r.choice((8, 17)), seed=seed)
     cq, ck, rank, slots = r.choice((1, 5)), r.choice((1, 7)), r.choice((1, 4, 8)), r.choice((1, 3, 70))
-    route = random_route(
-        batch, heads, kv_heads, cq=cq, ck=ck, keep=r.random(), seed=seed, lowest=r.choice((-1, 0))
-    )
+    route = random_route(batch, heads, kv_heads, cq=cq, ck=ck, keep=r.random(), seed=seed, lowest=r.choice((-1, 0)))
     if r.random() < 0.4:
         return r, q, k, v, route, None
     dim = q.shape[-1]
     drift = Drift(
-        normal(batch, kv_heads, dim, rank, seed=seed), normal(batch, heads, cq, rank),
-        normal(batch, heads, cq, rank).square(), normal(batch, heads, cq, rank, dim),
-    )  # fmt: skip
+        normal(batch, kv_heads, dim, rank, seed=seed),
+        normal(batch, heads, cq, rank),
+        normal(batch, heads, cq, rank).square(),
+        normal(batch, heads, cq, rank, dim),
+    )
     summary = SummaryKeys(
-        normal(batch, heads, cq, slots, dim), normal(batch, heads, cq, slots, dim),
-        normal(batch, heads, cq, slots), drift if r.random() < 0.6 else None,
-    )  # fmt: skip
+        normal(batch, heads, cq, slots, dim),
+        normal(batch, heads, cq, slots, dim),
+        normal(batch, heads, cq, slots),
+        drift if r.random() < 0.6 else None,
+    )
     return r, q, k, v, route, summary
 
 
@@ -63,9 +65,9 @@ def spoiled(r: random.Random, tensor: torch.Tensor) -> torch.Tensor:
 def test_sound_routes(part):
     for seed in range(part, 120, 8):
         _, q, k, v, route, summary = made(seed)
-        wanted = run(q.double(), k.double(), v.double(), route, backend="reference", summary=summary)
+        wanted = attend_route(q.double(), k.double(), v.double(), route, backend="reference", summary=summary)
         for backend in BACKENDS:
-            out, lse = run(q, k, v, route, backend=backend, summary=summary)
+            out, lse = attend_route(q, k, v, route, backend=backend, summary=summary)
             assert worst(out, wanted[0]) < 1e-4, f"seed {seed}, {backend}"
             assert torch.equal(lse == -torch.inf, wanted[1] == -torch.inf), f"seed {seed}, {backend}"
 
@@ -81,9 +83,7 @@ def test_corrupt_routes_are_refused_or_harmless(part):
             old = getattr(route, target)
             parts = {name: getattr(old, name) for name in ("labels", "order", "offsets")}
             name = r.choice(tuple(parts))
-            route = dataclasses.replace(
-                route, **{target: Partition(**{**parts, name: spoiled(r, parts[name])})}
-            )
+            route = dataclasses.replace(route, **{target: Partition(**{**parts, name: spoiled(r, parts[name])})})
         elif target == "cells" or summary is None or (target == "drift" and summary.drift is None):
             route = Route(route.query, route.kv, spoiled(r, route.cells))
         elif target == "summary":
@@ -94,7 +94,7 @@ def test_corrupt_routes_are_refused_or_harmless(part):
             drift = dataclasses.replace(summary.drift, **{name: spoiled(r, getattr(summary.drift, name))})
             summary = dataclasses.replace(summary, drift=drift)
         try:
-            out, _ = run(q, k, v, route, backend=r.choice(BACKENDS), summary=summary)
+            out, _ = attend_route(q, k, v, route, backend=r.choice(BACKENDS), summary=summary)
             assert out.shape == q.shape
         except RouteError:
             refused += 1

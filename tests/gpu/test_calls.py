@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import residua
-from residua.execution.backend import Demand
-from residua.execution.selection import backends
+from residua.ops.backend import Demand
+from residua.ops.select import backends
 from residua.synthetic import VideoLike, video_like
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from residua.execution import plain
-from residua.execution.backend import Demand
-from residua.execution.reference import Reference
-from residua.execution.selection import backends
-from residua.execution.triton import TritonBackend
+from residua.ops import plain
+from residua.ops.backend import Demand
+from residua.ops.reference import Reference
+from residua.ops.select import backends
+from residua.ops.triton import TritonBackend
 from residua.types import Drift, Partition, Route, SummaryKeys
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -61,9 +61,7 @@ def assert_as_good(got, plain_run, truth, floor=1e-6):
 
 def attention_backends(dtype, dim):
     demand = Demand(torch.device("cuda"), dtype, dim, dim)
-    return [
-        b for b in backends().values() if b.name not in ("reference", "portable") and not b.reasons(demand)
-    ]
+    return [b for b in backends().values() if b.name not in ("reference", "portable") and not b.reasons(demand)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -113,9 +111,7 @@ def test_grouping_primitives_keep_fp32_accuracy(device, dtype, dim):
     factor = random(device, 2, 4, dim, 48, seed=8) / dim**0.5
     wanted = q.double() @ factor.double()
     wanted /= wanted.square().mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(
-        backend.project(q, factor, True).double(), wanted.double(), atol=2e-5, rtol=2e-5
-    )
+    torch.testing.assert_close(backend.project(q, factor, True).double(), wanted.double(), atol=2e-5, rtol=2e-5)
     means = backend.group_means(k, route.kv)
     torch.testing.assert_close(means, plain.group_means(k.float(), route.kv), atol=1e-5, rtol=1e-5)
     anchors = random(device, 2, 4, 9, dim, seed=9)
@@ -162,9 +158,7 @@ def test_kmeans_is_deterministic_and_near_the_truth(device, rank):
     assert torch.equal(sizes, partition.sizes[0])
     wanted = torch.where(sizes[..., None] > 0, plain.group_means(x[None], partition)[0], centres)
     torch.testing.assert_close(means, wanted, atol=1e-5, rtol=1e-5)
-    for got, again in zip(
-        (labels, means, sizes), TritonBackend().kmeans_step(x, centres, valid), strict=True
-    ):
+    for got, again in zip((labels, means, sizes), TritonBackend().kmeans_step(x, centres, valid), strict=True):
         assert torch.equal(got, again)
 
 

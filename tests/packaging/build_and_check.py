@@ -46,9 +46,7 @@ def check_contents(sdist: Path, wheel: Path) -> None:
     assert any(name.endswith("_native.so") for name in names), "wheel without the native library"
     unwanted = [name for name in names if name.endswith((".cpp", ".h")) or not name.startswith("residua")]
     assert not unwanted, f"wheel with {unwanted}"
-    assert "](docs/" not in metadata, (
-        "the long description has addresses that lead nowhere outside the repository"
-    )
+    assert "](docs/" not in metadata, "the long description has addresses that lead nowhere outside the repository"
 
 
 def main(pip_options: list[str]) -> None:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from typer.testing import CliRunner
 
-from residua.cli import app
+from residua.tools.cli import app
 
 
 def run(*arguments: object, columns: int = 200) -> Any:

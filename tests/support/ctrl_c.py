@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 
 import torch
-from command import run
-from interrupt import Place, entries, interrupted_at
-from tiny_world import tiny_world
 
-from residua.diffusers import dispatch
-from residua.generation.files import MARKER
-from residua.lab import CaptureWriter, read_captures
+from residua.hosts.diffusers import dispatch
+from residua.tools.capture import CaptureWriter, read_captures
+from residua.util.files import MARKER
 from residua.world.held_out import DEMO_PROMPT, TUNING_PROMPTS
+from tests.support.command import run
+from tests.support.interrupt import Place, entries, interrupted_at
+from tests.support.tiny_world import tiny_world
 
 CLIP = ("--size", "16", "--frames", "8")
 SPARSE = ("--min-tokens", "0", "--dense-steps", "0", "--dense-layers", "0")
@@ -119,7 +119,7 @@ def interrupt(name: str, files: dict[str, str], place: Place) -> None:
         with interrupted_at(place) as sent:
             found = run(*arguments(name, files))
     except KeyboardInterrupt:  # while the command is built, before it begins: `residua.__main__` answers
-        assert place.file == "cli/app.py" and "__init__" in place.function, place
+        assert place.file == "tools/cli/app.py" and "__init__" in place.function, place
         return
     finally:
         forget_models()
@@ -128,7 +128,7 @@ def interrupt(name: str, files: dict[str, str], place: Place) -> None:
     assert "Traceback" not in found.output, found.output
     lines = [line for line in found.output.splitlines() if "stopped" in line]
     # In `app.py` the command has not begun or is over, and the line is what may be interrupted.
-    assert lines == ["stopped"] or place.file == "cli/app.py", f"{place}\n{found.output}"
+    assert lines == ["stopped"] or place.file == "tools/cli/app.py", f"{place}\n{found.output}"
     assert (sys.stdout, sys.stderr) == streams and torch.get_num_threads() == threads
     assert signal.getsignal(signal.SIGINT) is not None
     check_folder_is_whole(Path())
@@ -150,9 +150,7 @@ def check_folder_is_whole(folder: Path) -> None:
         if path.suffix == ".json":
             json.loads(path.read_text())
         if path.name == MARKER:
-            missing = [
-                name for name in path.read_text().split("\n") if name and not (path.parent / name).is_file()
-            ]
+            missing = [name for name in path.read_text().split("\n") if name and not (path.parent / name).is_file()]
             assert not missing, f"{path.parent} lacks {missing}"
         if path.suffix in (".parquet", ".mp4", ".npy", ".safetensors"):
             assert path.stat().st_size > 0, path
@@ -206,9 +204,7 @@ def try_places(name: str, files: dict[str, str], work: Path, count: int | None) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(COMMANDS)}")
     parser.add_argument("--places", type=int)
     given = parser.parse_args()

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from residua.bench.static import model
-from residua.bench.static.trace import Shape
+from dev.gpu_model import model
+from dev.gpu_model.trace import Shape
 
 FOLDER = "KEPT_CODE"  # the environment variable; processes inherit it
 COMPILE = model._compile

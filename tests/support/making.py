@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from residua import Config, Partition, Route
-from residua.execution.backend import Backend
-from residua.execution.portable import Portable
-from residua.grouping import group_tokens
-from residua.inputs import validate
-from residua.reconstruction import RECONSTRUCTIONS, GroupedCall, Verdict
-from residua.sizing import resolve
+from residua.method.grouping import group_tokens
+from residua.method.inputs import validate
+from residua.method.reconstruction import RECONSTRUCTIONS, GroupedCall, Verdict
+from residua.method.sizes import resolve
+from residua.ops.backend import Backend
+from residua.ops.torch_backend import Portable
 from residua.types import Call, Grouping
 
 
@@ -27,9 +27,14 @@ def grouping_of(call: Call, query: Partition, kv: Partition, pinned_groups: int 
 
 
 def grouped_call(
-    q: Tensor, k: Tensor, v: Tensor, config: Config, density: float | None = None, backend: Backend | None =
-    None, **spans: object,
-) -> GroupedCall:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    config: Config,
+    density: float | None = None,
+    backend: Backend | None = None,
+    **spans: object,
+) -> GroupedCall:
     """What a reconstruction gets, as the pipeline would make it."""
     call = validate(q, k, v, **spans)  # type: ignore[arg-type]
     sizes, backend = resolve(config, call), backend or Portable()

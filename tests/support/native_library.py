@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from residua.execution.native import library
+from residua.ops.native import library
 
 MISSING = library.load().missing
 needs_library = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))

@@ -43,9 +43,18 @@ def small(**settings: object) -> Config:
     """A config for calls of a few hundred tokens, on the plain torch backend; its summary is small enough
     that such calls can afford it."""
     base: dict[str, object] = {
-        "query_groups": 8, "kv_groups": 16, "key_rank": 8, "query_rank": 8, "probes": 16, "residual_rank": 4,
-        "kmeans_cold": 5, "density": 0.3, "summary_slots": 8, "drift_rank": 2, "backend": "portable",
-    }  # fmt: skip
+        "query_groups": 8,
+        "kv_groups": 16,
+        "key_rank": 8,
+        "query_rank": 8,
+        "probes": 16,
+        "residual_rank": 4,
+        "kmeans_cold": 5,
+        "density": 0.3,
+        "summary_slots": 8,
+        "drift_rank": 2,
+        "backend": "portable",
+    }
     return Config(**{**base, **settings})
 
 

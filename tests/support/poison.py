@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.execution.native import library
+from residua.ops.native import library
 
 MADE = ("empty", "empty_like", "empty_strided")
 METHODS = ("new_empty", "new_empty_strided")

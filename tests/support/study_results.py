@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from residua.lab.studies.reconstructions.measure import COMPARISON, Run, at
+from residua.tools.studies.reconstructions.measure import COMPARISON, Run, at
 
 
 def made(reconstruction: str, target: float, mean: float, **changes) -> Run:
     run = Run(
-        COMPARISON,
-        at(reconstruction, target),
-        "m",
-        "c",
-        mean,
-        2 * mean,
-        target,
-        target,
-        4096,
-        target,
-        mean,
-        "",
-        (),
+        COMPARISON, at(reconstruction, target), "m", "c", mean, 2 * mean, target, target, 4096, target, mean, "", ()
     )
     return replace(run, **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.execution import plain
+from residua.ops import plain
 from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,9 +31,8 @@ def partition(seed: int, heads: int, tokens: int, groups: int, loose: float = 0.
 
 
 def drifting(
-    dim: int, value_dim: int, dtype: torch.dtype = torch.float32, *, tokens: int = 257, count: int = 5,
-    rank: int = 16,
-) -> tuple[Tensor, Tensor, Tensor, Route, SummaryKeys]:  # fmt: skip
+    dim: int, value_dim: int, dtype: torch.dtype = torch.float32, *, tokens: int = 257, count: int = 5, rank: int = 16
+) -> tuple[Tensor, Tensor, Tensor, Route, SummaryKeys]:
     """Four heads on two K/V heads, seven query groups; about a third of the summary keys is switched off."""
     heads, kv_heads, cq, ck = 4, 2, 7, 9
     q, k, v = (
@@ -58,9 +57,15 @@ def drifting(
 
 
 def slotted(
-    dim: int, value_dim: int, dtype: torch.dtype = torch.float32, *, tokens: int = 700, cq: int = 13,
-    groups: int = 10, count: int = 4,
-) -> tuple[Tensor, Tensor, Tensor, Partition, Tensor, Tensor]:  # fmt: skip
+    dim: int,
+    value_dim: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    tokens: int = 700,
+    cq: int = 13,
+    groups: int = 10,
+    count: int = 4,
+) -> tuple[Tensor, Tensor, Tensor, Partition, Tensor, Tensor]:
     """Arguments of `slot_means`, without the scale. Every anchor has cells of no slot, the last one nothing
     else; slot 0 is empty."""
     heads, kv_heads = 4, 2

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import diffusers
-import tiny_models as tiny
 import torch
 from PIL import Image
+
+from tests.support import tiny_models as tiny
 
 SIZE = {"height": 128, "width": 128, "num_frames": 9}  # 3 x 8 x 8 tokens
 EMBEDS = {"prompt_embeds": torch.ones(1, 12, 16), "negative_prompt_embeds": torch.zeros(1, 12, 16)}
@@ -27,10 +28,14 @@ def vae(channels: int = 16) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return diffusers.AutoencoderKLWan(
-            base_dim=3, z_dim=channels, dim_mult=[1, 1, 1, 1], num_res_blocks=1,
-            temperal_downsample=[False, True, True], latents_mean=[0.0] * channels,
+            base_dim=3,
+            z_dim=channels,
+            dim_mult=[1, 1, 1, 1],
+            num_res_blocks=1,
+            temperal_downsample=[False, True, True],
+            latents_mean=[0.0] * channels,
             latents_std=[1.0] * channels,
-        )  # fmt: skip
+        )
 
 
 def model(built: Any, seed: int = 0) -> Any:
@@ -61,26 +66,42 @@ def wan() -> Tiny:
 
 def wan22_i2v() -> Tiny:
     pipe = diffusers.WanImageToVideoPipeline(
-        tokenizer=None, text_encoder=None, vae=vae(), scheduler=unipc(), image_encoder=None,
-        image_processor=None, transformer=model(tiny.wan(image=True)),
-        transformer_2=model(tiny.wan(image=True), seed=1), boundary_ratio=0.9,
-    )  # fmt: skip
+        tokenizer=None,
+        text_encoder=None,
+        vae=vae(),
+        scheduler=unipc(),
+        image_encoder=None,
+        image_processor=None,
+        transformer=model(tiny.wan(image=True)),
+        transformer_2=model(tiny.wan(image=True), seed=1),
+        boundary_ratio=0.9,
+    )
     return Tiny(pipe, image=Image.new("RGB", (128, 128), (120, 30, 60)), **EMBEDS, **SIZE, guidance_scale=3.5)
 
 
 def hunyuan() -> Tiny:
     """With true classifier-free guidance: two calls per step."""
     pipe = diffusers.HunyuanVideoPipeline(
-        text_encoder=None, tokenizer=None, text_encoder_2=None, tokenizer_2=None, vae=None,
-        transformer=model(tiny.hunyuan()), scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
-    )  # fmt: skip
+        text_encoder=None,
+        tokenizer=None,
+        text_encoder_2=None,
+        tokenizer_2=None,
+        vae=None,
+        transformer=model(tiny.hunyuan()),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=7.0),
+    )
     mask = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]])
     return Tiny(
-        pipe, prompt_embeds=torch.ones(1, 8, 16), pooled_prompt_embeds=torch.ones(1, 8),
-        prompt_attention_mask=mask, negative_prompt_embeds=torch.zeros(1, 8, 16),
-        negative_pooled_prompt_embeds=torch.zeros(1, 8), negative_prompt_attention_mask=mask,
-        true_cfg_scale=4.0, **SIZE,
-    )  # fmt: skip
+        pipe,
+        prompt_embeds=torch.ones(1, 8, 16),
+        pooled_prompt_embeds=torch.ones(1, 8),
+        prompt_attention_mask=mask,
+        negative_prompt_embeds=torch.zeros(1, 8, 16),
+        negative_pooled_prompt_embeds=torch.zeros(1, 8),
+        negative_prompt_attention_mask=mask,
+        true_cfg_scale=4.0,
+        **SIZE,
+    )
 
 
 class NoChecker:
@@ -98,9 +119,13 @@ class NoChecker:
 
 def cosmos25() -> Tiny:
     pipe = diffusers.Cosmos2_5_PredictBasePipeline(
-        text_encoder=None, tokenizer=None, transformer=model(tiny.cosmos25()), vae=vae(), scheduler=unipc(),
+        text_encoder=None,
+        tokenizer=None,
+        transformer=model(tiny.cosmos25()),
+        vae=vae(),
+        scheduler=unipc(),
         safety_checker=NoChecker(),
-    )  # fmt: skip
+    )
     embeds = {"prompt_embeds": torch.ones(1, 12, 64), "negative_prompt_embeds": torch.zeros(1, 12, 64)}
     return Tiny(pipe, prompt=None, **embeds, **SIZE)
 
@@ -120,18 +145,24 @@ class TinyTokenizer:
 
 def cosmos3() -> Tiny:
     pipe = diffusers.Cosmos3OmniPipeline(
-        transformer=model(tiny.cosmos3(channels=16)), text_tokenizer=TinyTokenizer(), vae=vae(),
-        scheduler=unipc(), enable_safety_checker=False,
-    )  # fmt: skip
+        transformer=model(tiny.cosmos3(channels=16)),
+        text_tokenizer=TinyTokenizer(),
+        vae=vae(),
+        scheduler=unipc(),
+        enable_safety_checker=False,
+    )
     return Tiny(pipe, prompt="a red ball rolls", use_system_prompt=False, **SIZE, guidance_scale=4.0)
 
 
 def cogvideox() -> Tiny:
     """Its scheduler does not tell the step."""
     pipe = diffusers.CogVideoXPipeline(
-        tokenizer=None, text_encoder=None, vae=None, transformer=model(tiny.cogvideox()),
+        tokenizer=None,
+        text_encoder=None,
+        vae=None,
+        transformer=model(tiny.cogvideox()),
         scheduler=diffusers.CogVideoXDDIMScheduler(),
-    )  # fmt: skip
+    )
     embeds = {"prompt_embeds": torch.ones(1, 8, 8), "negative_prompt_embeds": torch.zeros(1, 8, 8)}
     return Tiny(pipe, **embeds, **SIZE, guidance_scale=5.0)
 
@@ -153,31 +184,33 @@ def skyreels_forcing() -> Tiny:
 
 def ltx() -> Tiny:
     pipe = diffusers.LTXPipeline(
-        tokenizer=None, text_encoder=None, vae=None, transformer=model(tiny.ltx()),
+        tokenizer=None,
+        text_encoder=None,
+        vae=None,
+        transformer=model(tiny.ltx()),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
-    )  # fmt: skip
+    )
     return Tiny(pipe, **_masked_embeds(torch.ones(1, 6)), height=256, width=256, num_frames=17)
 
 
 def mochi() -> Tiny:
     pipe = diffusers.MochiPipeline(
-        tokenizer=None, text_encoder=None, vae=None, transformer=model(tiny.mochi()),
+        tokenizer=None,
+        text_encoder=None,
+        vae=None,
+        transformer=model(tiny.mochi()),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
-    )  # fmt: skip
-    return Tiny(
-        pipe,
-        **_masked_embeds(torch.tensor([[1, 1, 1, 1, 0, 0]]).bool()),
-        height=128,
-        width=128,
-        num_frames=13,
     )
+    return Tiny(pipe, **_masked_embeds(torch.tensor([[1, 1, 1, 1, 0, 0]]).bool()), height=128, width=128, num_frames=13)
 
 
 def _masked_embeds(mask: torch.Tensor) -> dict[str, torch.Tensor]:
     return {
-        "prompt_embeds": torch.ones(1, 6, 16), "negative_prompt_embeds": torch.zeros(1, 6, 16),
-        "prompt_attention_mask": mask, "negative_prompt_attention_mask": mask,
-    }  # fmt: skip
+        "prompt_embeds": torch.ones(1, 6, 16),
+        "negative_prompt_embeds": torch.zeros(1, 6, 16),
+        "prompt_attention_mask": mask,
+        "negative_prompt_attention_mask": mask,
+    }
 
 
 PIPELINES = {

@@ -33,9 +33,7 @@ def pipeline() -> WorldPipeline:
     with torch.no_grad():
         for param in model.transformer.parameters():
             param.add_(torch.randn(param.shape, generator=generator), alpha=0.02)
-    pipeline = WorldPipeline(
-        model.transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), model.prompt_table
-    )
+    pipeline = WorldPipeline(model.transformer.eval(), FlowMatchEulerDiscreteScheduler(shift=3.0), model.prompt_table)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -121,8 +119,7 @@ def test_branches_run_in_their_cache_contexts(pipeline: WorldPipeline, monkeypat
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"height": 18}, {"width": 0}, {"num_frames": 0}, {"num_inference_steps": 0}, {"output_type": "gif"}],
+    "bad", [{"height": 18}, {"width": 0}, {"num_frames": 0}, {"num_inference_steps": 0}, {"output_type": "gif"}]
 )
 def test_bad_sizes_are_refused(pipeline: WorldPipeline, bad: dict) -> None:
     with pytest.raises(InputError, match="wanted"):
@@ -138,9 +135,7 @@ def test_bad_sizes_are_refused(pipeline: WorldPipeline, bad: dict) -> None:
         ({"latents": torch.rand(1, 3, 3, 8, 16)}, r"latents of shape \[1, 3, 3, 8, 16\]"),
     ],
 )
-def test_inputs_that_do_not_fit_each_other_are_refused(
-    pipeline: WorldPipeline, bad: dict, message: str
-) -> None:
+def test_inputs_that_do_not_fit_each_other_are_refused(pipeline: WorldPipeline, bad: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         pipeline(**({"prompt": PROMPT} | TINY | bad))
 

@@ -53,9 +53,7 @@ class PromptTable(ModelMixin, ConfigMixin):  # type: ignore[misc]
     `max_balls` records how many balls the training clips had at most."""
 
     @register_to_config
-    def __init__(
-        self, words: tuple[str, ...] = WORDS, dim: int = TEXT_DIM, max_balls: int = MAX_BALLS
-    ) -> None:
+    def __init__(self, words: tuple[str, ...] = WORDS, dim: int = TEXT_DIM, max_balls: int = MAX_BALLS) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(len(words), dim))
 
@@ -106,9 +104,7 @@ def _context_words(scene: Scene | None) -> list[tuple[str, ...]]:
 
 
 def build_model(
-    generator: torch.Generator,
-    num_layers: int = TRANSFORMER_CONFIG["num_layers"],
-    max_balls: int = MAX_BALLS,
+    generator: torch.Generator, num_layers: int = TRANSFORMER_CONFIG["num_layers"], max_balls: int = MAX_BALLS
 ) -> WorldModel:
     """A freshly initialised model. Residual branches start at zero and nothing favours neighbours: any
     sparsity that the attention shows later was learned.

@@ -72,9 +72,7 @@ class Physics:
         )
 
 
-def physics_of(
-    video: np.ndarray | Tensor, scene: Scene, reference: np.ndarray | Tensor | Layout | Paths
-) -> Physics:
+def physics_of(video: np.ndarray | Tensor, scene: Scene, reference: np.ndarray | Tensor | Layout | Paths) -> Physics:
     """Measure the physics of a clip.
 
     Args:

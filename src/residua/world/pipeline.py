@@ -43,10 +43,7 @@ class WorldPipeline(DiffusionPipeline):
     _callback_tensor_inputs: ClassVar = ["latents", "prompt_embeds", "negative_prompt_embeds"]
 
     def __init__(
-        self,
-        transformer: WanTransformer3DModel,
-        scheduler: FlowMatchEulerDiscreteScheduler,
-        prompt_table: PromptTable,
+        self, transformer: WanTransformer3DModel, scheduler: FlowMatchEulerDiscreteScheduler, prompt_table: PromptTable
     ) -> None:
         super().__init__()
         self.register_modules(transformer=transformer, scheduler=scheduler, prompt_table=prompt_table)

@@ -213,9 +213,7 @@ def _floor_light(look: Look, rays: Rays, centre: Tensor, radius: Tensor) -> Tens
     return torch.where(radius > 0, (1 - _SHADOW * cover) * (1 - 0.7 * nearby), torch.ones(()))
 
 
-def _paint(
-    image: Tensor, look: Look, rays: Rays, centres: Tensor, radius: Tensor, k: int, pixel: float
-) -> Tensor:
+def _paint(image: Tensor, look: Look, rays: Rays, centres: Tensor, radius: Tensor, k: int, pixel: float) -> Tensor:
     """Paints ball k over the image."""
     rad = radius[:, k, None, None]
     x, y = -centres[:, k, :, None, 0], _EYE_Y - centres[:, k, :, None, 1]  # from the ball to the eye
@@ -236,8 +234,7 @@ def _paint(
     shine = ((normal * half).sum(0) / half.norm(dim=0)).clamp_min(0)
     upward = 0.5 + 0.5 * normal[1]
     ambient = _AMBIENT * (
-        upward[..., None] * (0.6 + 0.4 * _spread(look.sky))
-        + 0.6 * (1 - upward[..., None]) * _spread(look.floor)
+        upward[..., None] * (0.6 + 0.4 * _spread(look.sky)) + 0.6 * (1 - upward[..., None]) * _spread(look.floor)
     )
     colour = look.balls[:, k, None, None] * (ambient + _DIFFUSE * lit[..., None] * _spread(look.sunlight))
     colour = colour + (0.55 * shine**40 * (lit > 0))[..., None]

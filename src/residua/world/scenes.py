@@ -192,9 +192,7 @@ def random_layout(scene: Scene, generator: torch.Generator) -> Layout:
         One placement per ball; none overlap.
     """
     for attempt in itertools.count():
-        layout = tuple(
-            _random_placement(ball, RADII[len(scene.balls) - 1], generator, attempt) for ball in scene.balls
-        )
+        layout = tuple(_random_placement(ball, RADII[len(scene.balls) - 1], generator, attempt) for ball in scene.balls)
         if all(_apart(a, b) for i, a in enumerate(layout) for b in layout[:i]):
             return layout
     raise AssertionError("unreachable")
@@ -246,11 +244,7 @@ def _random_placement(
         x = _uniform(radius + 0.05 - WALL, WALL - radius - 0.05, generator)
     y = radius
     if ball.motion not in ON_THE_FLOOR:
-        y = (
-            _uniform(1.0, 1.8, generator)
-            if ball.motion.startswith("lobbed")
-            else _uniform(1.3, 2.3, generator)
-        )
+        y = _uniform(1.0, 1.8, generator) if ball.motion.startswith("lobbed") else _uniform(1.3, 2.3, generator)
     return Placement(radius, float(x), y)
 
 

@@ -129,8 +129,6 @@ def _collide(position: np.ndarray, velocity: np.ndarray, radius: np.ndarray, res
             hit = touching & (closing > 0)
             bounce = 1 + 0.5 * (restitution[:, i] + restitution[:, j])
             mass_i, mass_j = radius[:, i] ** 3, radius[:, j] ** 3
-            impulse = (
-                np.where(hit, bounce * closing / np.maximum(mass_i + mass_j, 1e-9), 0.0)[:, None] * normal
-            )
+            impulse = np.where(hit, bounce * closing / np.maximum(mass_i + mass_j, 1e-9), 0.0)[:, None] * normal
             velocity[:, i] += mass_j[:, None] * impulse
             velocity[:, j] -= mass_i[:, None] * impulse

@@ -1,0 +1,75 @@
+"""Contact strips: a row of frames per clip, to look at what a model generates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from dev.training.clips import draw_clips
+from residua.world.pipeline import WorldPipeline
+from residua.world.renderer import render_video
+
+HELD_OUT_SEED = 1_000  # clips of this series are never trained on
+
+
+def contact_strip(clips: list[np.ndarray], path: Path, columns: int = 8, zoom: int = 2) -> None:
+    """Clips [T, H, W, 3] in [0, 1], one row each, evenly spaced frames from the first to the last."""
+    rows = []
+    for clip in clips:
+        picked = clip[np.linspace(0, len(clip) - 1, min(columns, len(clip))).round().astype(int)]
+        picked = np.pad(picked, ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=1.0)
+        rows.append(np.concatenate(list(picked), axis=1))
+    pixels = (np.concatenate(rows).clip(0, 1) * 255).round().astype(np.uint8)
+    image = Image.fromarray(pixels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.resize((image.width * zoom, image.height * zoom), Image.Resampling.NEAREST).save(path)
+
+
+def sample_strip(
+    pipeline: WorldPipeline,
+    path: Path,
+    *,
+    balls: tuple[float, float, float] = (1.0, 0.0, 0.0),
+    clips: int = 4,
+    size: int = 64,
+    num_frames: int = 8,
+    steps: int = 8,
+    seed: int = 0,
+) -> float:
+    """Generate held-out clips and write a strip: above each generated clip the true one.
+
+    Args:
+        pipeline: The pipeline to look at.
+        path: File of the picture.
+        balls: Shares of clips with one, two and three balls.
+        clips: Number of clips.
+        size: Width and height of a frame in pixels.
+        num_frames: Frames of a clip.
+        steps: Steps of the sampler.
+        seed: Seed of the noise.
+
+    Returns:
+        The PSNR in dB against the true clips.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    held_out = draw_clips(HELD_OUT_SEED, 0, clips, balls)
+    rows, errors = [], []
+    for i, (scene, layout) in enumerate(zip(held_out.scenes, held_out.layouts, strict=True)):
+        truth = render_video(scene, layout, num_frames, size, size, held_out.paths[[i]])
+        clip = pipeline(
+            str(scene),
+            image=(truth[None, :, 0] + 1) / 2,
+            height=size,
+            width=size,
+            num_frames=num_frames,
+            num_inference_steps=steps,
+            generator=generator,
+        ).frames[0]  # type: ignore[union-attr]
+        real = (truth.permute(1, 2, 3, 0).numpy() + 1) / 2
+        rows += [real, clip]
+        errors.append(np.square(clip - real).mean())
+    contact_strip(rows, path)
+    return float(-10 * np.log10(np.mean(errors)))

@@ -1,0 +1,20 @@
+"""Residua inside a host: one contract for every program that runs video transformers.
+
+>>> host = HostAttention(make_settings(preset, quality="balanced"))   # doctest: +SKIP
+>>> out = host.call(q, k, v, Site(layer=3, step=7, steps=50, branch="cond"), dense)   # doctest: +SKIP
+>>> print(make_report([host]))   # doctest: +SKIP
+"""
+
+from ..method.inputs import key_padding
+from .host import HostAttention
+from .profile import ModelFacts, Profile
+from .quality import QUALITIES, Quality, find_quality
+from .report.data import Report, ReportRow, TransformerReport, make_report
+from .settings import Preset, Settings, make_settings, min_tokens_for
+from .site import Grid, Site, around, noise_removed
+
+__all__ = [
+    "QUALITIES", "Grid", "HostAttention", "ModelFacts", "Preset", "Profile", "Quality", "Report", "ReportRow",
+    "Settings", "Site", "TransformerReport", "around", "find_quality", "key_padding", "make_report",
+    "make_settings", "min_tokens_for", "noise_removed",
+]  # fmt: skip

@@ -1,0 +1,128 @@
+"""Why an attention call of a host stays dense: by its layer, its step, its size, its mask or its backend."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import BackendError, InputError, IntegrationError
+from ..method.inputs import DTYPES, key_padding
+from ..ops import Demand, choose_backend
+from .settings import Settings, chosen_layers, min_tokens_for, part_of
+from .site import Site
+
+Answer = Literal["stop", "dense"]
+
+FIRST_STEPS = "first steps"
+FIRST_LAYERS = "first layers"
+NOT_SELECTED = "layer not selected"
+FEW_TOKENS = "fewer than min_tokens"
+ROW_MASK = "mask is not key padding"
+UNSUPPORTED = "not supported"
+
+
+class Why(NamedTuple):
+    """Why a call stays dense, and the number that decided."""
+
+    reason: str
+    number: str = ""
+
+
+class DenseReasons:
+    """Decides which calls of a transformer stay dense.
+
+    Args:
+        settings: How it is accelerated.
+        layers: Names of the self-attention layers, if the host knows them before the first call.
+        depths: The position of each of `layers`, counted from the input; None: as they are listed.
+        unsupported: What happens to a call that no backend takes: "stop" raises, "dense" is a reason.
+    """
+
+    def __init__(
+        self, settings: Settings, layers: Sequence[str], depths: Sequence[int] | None, unsupported: Answer
+    ) -> None:
+        self._settings, self._unsupported = settings, unsupported
+        self._depth = _depth(layers, depths)  # number of layers from input to output; None: unknown
+        self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
+        self.min_tokens = settings.min_tokens  # None until a call shows the device
+
+    def first(self, q: Tensor, v: Tensor, site: Site, mask: Tensor | None) -> Why | None:
+        """The first reason against a sparse call, or None.
+
+        Args:
+            q: [B, H, Nq, D].
+            v: [B, Hkv, Nk, Dv].
+            site: Where the call belongs.
+            mask: The host's attention mask.
+        """
+        video = site.video_tokens(q.shape[2])
+        least = self._least_tokens(q.device)
+        if not self._is_selected(site):
+            return Why(NOT_SELECTED, f"layers={list(self._settings.layers or ())}")
+        steps = self.dense_steps(site)
+        if site.step < steps:
+            # A backend that cannot run is refused now, not after minutes of dense steps.
+            why = self._why_unsupported(q, v)
+            return why or Why(FIRST_STEPS, f"step {site.step} of {site.steps or '?'}, the first {steps} stay dense")
+        layers = self._dense_layers()
+        if site.place < layers:
+            return Why(FIRST_LAYERS, f"the first {layers} layers stay dense")
+        if video < least:
+            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {least:,}")
+        if mask is not None and key_padding(mask, q.shape[0]) is None:
+            return Why(ROW_MASK, f"mask {list(mask.shape)} of {mask.dtype}")
+        return self._why_unsupported(q, v)
+
+    def _is_selected(self, site: Site) -> bool:
+        if self._selected is not None:
+            return site.layer in self._selected
+        wanted = self._settings.layers
+        return wanted is None or any(
+            item == site.layer if isinstance(item, int) else fnmatch.fnmatchcase(site.label, item) for item in wanted
+        )
+
+    def dense_steps(self, site: Site) -> int:
+        """How many of the first steps stay dense because the settings say so."""
+        share = self._settings.dense_steps
+        if isinstance(share, float) and share > 0.0 and site.steps is None:
+            raise IntegrationError(
+                f"dense_steps={share} is a share of the steps, but their number is unknown; "
+                "accelerate the pipeline, or pass scheduler= or steps=, or a whole number of dense_steps"
+            )
+        return part_of(share, site.steps or 0)
+
+    def _dense_layers(self) -> int:
+        share = self._settings.dense_layers
+        if isinstance(share, float) and share > 0.0 and self._depth is None:
+            raise IntegrationError(
+                f"dense_layers={share} is a share of the layers, and this host does not say how many there "
+                "are; give a whole number"
+            )
+        return part_of(share, self._depth or 0)
+
+    def _least_tokens(self, device: torch.device) -> int:
+        if self.min_tokens is None:
+            self.min_tokens = min_tokens_for(device)
+        return self.min_tokens
+
+    def _why_unsupported(self, q: Tensor, v: Tensor) -> Why | None:
+        try:
+            if q.dtype not in DTYPES:
+                raise InputError(f"dtype {q.dtype}")
+            demand = Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
+            choose_backend(self._settings.config.backend, demand)
+        except (BackendError, InputError) as error:
+            if self._unsupported == "stop":
+                raise
+            return Why(UNSUPPORTED, str(error))
+        return None
+
+
+def _depth(layers: Sequence[str], depths: Sequence[int] | None) -> int | None:
+    if not layers:
+        return None
+    return len(layers) if depths is None else max(depths) + 1

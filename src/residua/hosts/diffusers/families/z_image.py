@@ -1,0 +1,35 @@
+"""Z-Image: the image alone in the noise refiner, then joint attention over [image, text]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ....errors import IntegrationError
+from .base import Family, Grid, Preset, patched_grid, register
+
+DEFAULT_PATCH = {"patch_size": 2, "f_patch_size": 1}
+
+
+@register
+class ZImage(Family):
+    name = "Z-Image"
+    models = ("ZImageTransformer2DModel",)
+    attention = r"(noise_refiner|layers)\.\d+\.attention"
+    preset = Preset(0.22, 0.20, 0.03, "not in the paper; an image model, settings as for Wan2.2")
+    processors: Mapping[str, Any] = {"ZSingleStreamAttnProcessor": None}
+
+    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
+        """The grid of the smallest picture in the batch: tokens of larger pictures beyond it are exact, like
+        text."""
+        images = inputs["x"]
+        if isinstance(images[0], (list, tuple)):
+            raise IntegrationError(
+                "Z-Image: got lists of pictures (the Omni pipeline), wanted one picture per sample; remove() Residua"
+            )
+        height, frames = (int(inputs.get(name, size)) for name, size in DEFAULT_PATCH.items())
+        return min((patched_grid(image[None], (frames, height, height)) for image in images), key=math.prod)
+
+    def timestep(self, inputs: Mapping[str, Any]) -> Any:
+        return inputs.get("t")

@@ -1,0 +1,137 @@
+"""One self-attention layer of diffusers: knows where its calls belong and how they run dense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import IntegrationError
+from .. import Grid, HostAttention, Site
+from .families import Family
+from .tracking import Tracker
+
+TEXT_ONLY = "text pathway"
+REMOVED = "acceleration removed"
+ELSEWHERE = "in another model's forward pass"  # the ControlNet of Z-Image runs layers of the transformer
+MORE_ARGUMENTS = "dropout or attention_kwargs"
+
+
+@dataclass
+class ForwardPass:
+    """What the layers of one transformer know about the current forward pass."""
+
+    family: Family
+    tracker: Tracker
+    video: int = 0  # tokens
+    layout: Any = None  # what else the family must know about it
+    grid: Grid | None = None
+    active: bool = True  # False after remove()
+    elsewhere: bool = False  # another model of the pipeline runs; what is known here is of an earlier pass
+
+
+class Layer:
+    """One layer. `backend` is the dense backend that the user chose for it (None: the default of
+    diffusers); `perturbed` says that a hook of diffusers replaces its attention by the values."""
+
+    def __init__(self, host: HostAttention, now: ForwardPass, index: int, name: str, depth: int) -> None:
+        self.host = host
+        self.now = now
+        self.index = index
+        self.name = name
+        self.depth = depth
+        self.backend: Any = None
+        self.perturbed = False
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool) -> Tensor:
+        """q [B, Nq, H, D], k and v [B, Nk, Hkv, D] -> [B, Nq, H, D]."""
+        reason = self._why_dense(q.shape[1], k.shape[1], causal)
+        site = self.site() if reason else self.site(q.shape[1], k.shape[1])
+        out = self.host.call(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            site,
+            lambda: self.dense(q, k, v, mask, scale, causal).transpose(1, 2),
+            mask=mask,
+            scale=scale,
+            why_dense=reason,
+        )
+        return out.transpose(1, 2)
+
+    def _why_dense(self, queries: int, keys: int, causal: bool) -> str | None:
+        if not self.now.active:
+            return REMOVED
+        if self.now.elsewhere:
+            return ELSEWHERE
+        return TEXT_ONLY if causal else self.now.family.why_dense(queries, keys)
+
+    def site(self, queries: int | None = None, keys: int | None = None) -> Site:
+        """Where a call with that many queries and keys belongs; without these numbers, no token counts as
+        text."""
+        tracker = self.now.tracker
+        text_queries, text_keys = ((), ()) if queries is None or keys is None else self._text(queries, keys)
+        return Site(
+            layer=self.index,
+            name=self.name,
+            depth=self.depth,
+            run=tracker.run,
+            step=max(0, tracker.step),
+            steps=tracker.total_steps(),
+            removed=tracker.removed(),
+            branch=tracker.branch,
+            grid=self.now.grid,
+            text_queries=text_queries,
+            text_keys=text_keys,
+        )
+
+    def _text(self, queries: int, keys: int) -> tuple[Any, Any]:
+        """The query rows and the keys that are not video."""
+        try:
+            return self.now.family.text(queries, keys, self.now.video, self.now.layout)
+        except IntegrationError as error:
+            raise IntegrationError(f"{self.name}: {error}") from None
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool) -> Tensor:
+        """Dense attention as diffusers computes it.  # [B, Nq, H, D]"""
+        if mask is not None and self.now.family.dense_per_sample:
+            out = torch.zeros_like(q)
+            for sample, valid in enumerate(mask.flatten(1)):
+                rows = valid.nonzero()[:, 0]
+                own_q, own_k, own_v = (x[sample : sample + 1, rows] for x in (q, k, v))
+                out[sample, rows] = self.dispatch(own_q, own_k, own_v, None, scale, False)[0]
+            return out
+        return self.dispatch(q, k, v, mask, scale, causal)
+
+    def dispatch(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
+    ) -> Tensor:
+        """One call on the user's backend.  # [B, Nq, H, D]"""
+        from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+        return dispatch_attention_fn(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+            backend=self.backend,
+        )
+
+    def leave_dense(self, q: Tensor, k: Tensor, v: Tensor, *more: Any, why: str = MORE_ARGUMENTS) -> Tensor:
+        """A dense call with arguments that Residua does not take: those of dispatch_attention_fn."""
+        from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+        out = self.host.call(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            self.site(),
+            lambda: dispatch_attention_fn(q, k, v, *more, backend=self.backend).transpose(1, 2),
+            why_dense=why,
+        )
+        return out.transpose(1, 2)

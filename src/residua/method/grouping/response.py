@@ -1,0 +1,48 @@
+"""Response coordinates: keys are compared by how sampled queries respond to them, queries by how they respond
+to the key groups (the paper's section 4.1 and appendix B)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...ops.backend import Backend
+from ...util.golden import spread_indices
+
+
+def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
+    """`count` ascending indices spread over range(total), without a random generator.  # [count]"""
+    return torch.arange(count, device=device) * total // max(1, count)
+
+
+def key_metric(q: Tensor, rows: int, spacing: str, backend: Backend) -> Tensor:
+    """M_K = Q_s^T Q_s / M_s over `rows` query rows (all if there are fewer), spaced as
+    `Config.metric_spacing` says.
+
+    q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would spoil every group.
+    """
+    total = q.shape[-2]
+    place = spread_indices if spacing == "golden" else evenly_spaced
+    index = place(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
+    return backend.second_moment(backend.gather_rows(q, index), None, centred=False)
+
+
+def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend) -> Tensor:
+    """M_Q = K~^T K~ / (C+ D): non-empty groups only, centred by their uniform mean, each with equal weight.
+
+    centroids [..., Ck, D], sizes [..., Ck] -> [..., D, D] fp64
+    """
+    return backend.second_moment(centroids, sizes > 0, centred=True) / centroids.shape[-1]
+
+
+def metric_factor(metric: Tensor, rank: int, backend: Backend) -> Tensor:
+    """Leading eigenvectors, scaled by the root of their eigenvalues, which are normalised to unit mean first.
+
+    metric [..., D, D] -> [..., D, rank] fp32, rank <= D
+    """
+    if metric.device.type != "cpu":
+        return backend.leading_factor(metric, rank)  # an eigensolver would make the GPU wait
+    values, vectors = backend.eigh(metric.double())  # ascending
+    values, vectors = values[..., -rank:].flip(-1).clamp(min=0), vectors[..., -rank:].flip(-1)
+    weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
+    return (vectors * weights.sqrt()[..., None, :]).float()

@@ -1,0 +1,118 @@
+"""The expansion of what is skipped around the anchors (docs/method.md, "Anchored reconstruction"): mean key
+and value of every slot at its anchor, and how they drift as a row leaves the anchor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...ops.backend import Backend
+from ...types import Call, Drift, Grouping, HeadCost, Partition, SummaryKeys
+from ..sizes import Sizes
+from .slots import Slots
+
+SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far queries are from their anchors, and keys from their centroids: second moments, from samples."""
+
+    queries: Tensor  # [B, H, D, D] fp64
+    keys: Tensor  # [B, Hkv, D, D] fp64
+
+    @staticmethod
+    def of(call: Call, grouping: Grouping, backend: Backend) -> Scatter:
+        return Scatter(
+            _spread(call.q, grouping.query, grouping.anchors, backend),
+            _spread(call.k, grouping.kv, grouping.kv_centroids, backend),
+        )
+
+    def of_scores(self, scale: float) -> Tensor:
+        """Variance of what the expansion leaves out to first order: the score between a row's distance from
+        its anchor and a key's distance from its centroid.  # [B, H] fp64"""
+        keys = self.keys.repeat_interleave(self.queries.shape[1] // self.keys.shape[1], dim=1)
+        return scale**2 * (self.queries * keys).sum((-2, -1))
+
+
+def expand(
+    call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
+) -> SummaryKeys:
+    """One summary key per slot: exact at the anchor, correct to first order around it."""
+    anchors = grouping.anchors
+    # before the slots: on a GPU its kernel also writes the values in group order, which the slots then read
+    moving = drift(call, grouping, slots, rank, backend, scatter) if rank else None
+    keys, values, weight = backend.slot_summary(
+        anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale, slots.near, slots.single
+    )
+    return SummaryKeys(keys, values, weight, moving)
+
+
+def drift(
+    call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
+) -> Drift:
+    """What the slots of a query group have in common: Cov(v, k) and Var(k) of the skipped keys, by their
+    mass, in the `rank` directions in which both queries and keys vary most."""
+    heads, shares = call.k.shape[1], call.shares
+    to_query, to_key = directions(call, grouping, rank, backend, scatter)  # [B, Hkv, D, R] each
+
+    def by_keys(x: Tensor) -> Tensor:
+        return x.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, ...]
+
+    given = (call.k, to_key, call.v, grouping.kv, grouping.kv_centroids)
+    merged = slots.log_mass.shape[-1] - slots.single
+    if merged:
+        together = slots.log_mass.softmax(-1).nan_to_num(0.0)[..., slots.single :]  # [B, H, Cq, merged]
+        free = grouping.kv.groups - grouping.pinned_groups  # pinned keys are never skipped
+        slope, curve = backend.skipped_covariance(
+            by_keys(slots.share), by_keys(together), *given, slots.near, free, pools_covariances(call)
+        )
+    else:
+        slope, curve = backend.mixed_covariance(by_keys(slots.share), *given)
+
+    def per_head(x: Tensor) -> Tensor:
+        return x.unflatten(2, (shares, -1)).flatten(1, 2)
+
+    origin = backend.matmul(grouping.anchors, to_query.repeat_interleave(shares, dim=1))  # [B, H, Cq, R]
+    return Drift(to_query, origin, per_head(0.5 * curve), per_head(slope))
+
+
+def pools_covariances(call: Call) -> bool:
+    """Whether neighbours that share merged slots share their covariances too: as accurate, and far less to
+    mix. A GPU has no use for it: there a product with the covariances of all groups is quick."""
+    return call.k.device.type == "cpu"
+
+
+def drift_cost(call: Call, sizes: Sizes) -> HeadCost:
+    """What finding the drift and following it costs a head."""
+    rank, merged = sizes.drift_rank, sizes.merged_slots
+    product = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a coordinate and a value, in pairs
+    # inside the pools or every group, and among the groups of each pool
+    inside = merged if merged and pools_covariances(call) else sizes.kv_groups
+    mixed = inside + merged
+    mixing = sizes.query_groups * mixed * rank * product
+    return HeadCost(call.free_queries.count * rank + mixing, rank / call.shares)
+
+
+def directions(
+    call: Call, grouping: Grouping, rank: int, backend: Backend, scatter: Scatter | None = None
+) -> tuple[Tensor, Tensor]:
+    """Maps of queries and of keys to coordinates with y_q . y_k = scale * (q - anchor) . (k - centroid), as
+    far as `rank` directions go; the keys' coordinates have unit variance.  # [B, Hkv, D, R] fp32 each"""
+    scatter = scatter or Scatter.of(call, grouping, backend)
+    spread = scatter.queries.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+    return backend.shared_directions(spread, scatter.keys, rank, call.scale)
+
+
+def _spread(x: Tensor, partition: Partition, centroids: Tensor, backend: Backend) -> Tensor:
+    """Second moment of the rows of x [B, H, N, D] around the centroids of their groups, from a sample that
+    is spread over the groups.  # [B, H, D, D] fp64"""
+    count = min(SAMPLE, x.shape[2])
+    grouped = partition.offsets[..., -1:]  # rows of no group come last in the order
+    place = torch.arange(count, device=x.device) * grouped.clamp(min=count) // count  # [B, H, count], distinct
+    index = partition.order.gather(-1, place)
+    group = partition.labels.gather(-1, index).clamp(min=0)
+    off = backend.gather_rows(x, index).float() - backend.gather_rows(centroids, group)
+    return backend.second_moment(off, place < grouped, centred=False)

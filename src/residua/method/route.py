@@ -1,0 +1,197 @@
+"""Which cells are computed: the mass each is expected to hold, and an exact budget of query-key pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..ops.backend import Backend
+from ..types import Call, Grouping, HeadCost, Route
+from .text import pinned_keys, valid_keys
+
+
+def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
+    """Log of the attention mass of every K/V group at the centroid of every query group.
+
+    "mass" measures it exactly over the group's keys; "centroid" treats all keys as if they lay at the group's
+    centroid; "value-error" is "centroid" times the root mean square distance of the group's values from their
+    mean, which is what a centroid cannot represent.
+    -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
+    """
+    if score == "mass":
+        mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
+    else:
+        mass = centroid_mass(call, grouping, backend)
+    if score == "value-error":
+        error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
+        mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
+    return keep_broken(call, grouping, mass)
+
+
+def keep_broken(call: Call, grouping: Grouping, log_mass: Tensor) -> Tensor:
+    """NaN, which is always kept, for the groups with NaN or Inf among their keys: an infinite key may have no
+    mass at the query centroid and still dominate a row.  # [B, H, Cq, Ck]"""
+    broken = _broken_groups(call, grouping) & (grouping.kv.sizes > 0)
+    return torch.where(broken.repeat_interleave(call.shares, dim=1)[..., None, :], torch.nan, log_mass)
+
+
+def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
+    """K/V groups with NaN or Inf among their keys.  # [B, Hkv, Ck] bool"""
+    if call.broken_keys is None:
+        largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
+        return ~torch.isfinite(largest)
+    groups = grouping.kv.groups
+    index = grouping.kv.labels.remainder(groups + 1)  # padding goes to a spare last group
+    counts = torch.zeros(*index.shape[:2], groups + 1, dtype=torch.long, device=index.device)
+    return counts.scatter_add_(-1, index, call.broken_keys.long())[..., :groups] > 0
+
+
+def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
+    for an empty group.  # [B, H, Cq, Ck] fp32"""
+    return mass_at_anchors(call, grouping, grouping.kv_centroids, grouping.kv.sizes.float().log(), backend)
+
+
+def mass_at_anchors(call: Call, grouping: Grouping, keys: Tensor, log_size: Tensor, backend: Backend) -> Tensor:
+    """Log of the mass at every anchor of one key per K/V group, each counted `log_size` times.
+
+    keys [B, Hkv, Ck, D], log_size [B, Hkv, Ck] -> [B, H, Cq, Ck] fp32
+    """
+    keys, log_size = (x.repeat_interleave(call.shares, dim=1) for x in (keys, log_size))
+    return call.scale * backend.matmul(grouping.anchors, keys.mT) + log_size[..., None, :]
+
+
+def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    """Root mean square distance of the values of each K/V group from their mean.  # [B, Hkv, Ck] fp32"""
+    means = backend.group_means(call.v, grouping.kv)  # [B, Hkv, Ck, Dv]
+    group = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
+    off = call.v.float() - backend.gather_rows(means, group)
+    square = backend.group_means(off.square().sum(-1, keepdim=True), grouping.kv)
+    return square[..., 0].sqrt()
+
+
+WORTH_EVERY = 4  # keys in group order, of which one is looked at
+GPU_WORTH_KEYS = 6  # of a group that a GPU looks at, which counts the bytes that it reads
+
+
+def group_worth(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    """Log of the error that a unit of mass in a K/V group leaves if the group is skipped and summarised.
+
+    A summary is right where all keys of a group score alike, or all its values are alike. What it misses
+    grows with the distance of the keys from their centroid times that of the values from their mean (root
+    mean squares, from a sample; docs/decisions/0018-routing-by-what-is-left.md). Relative to the other groups
+    of the head; 0 where it is not known.  # [B, Hkv, Ck] fp32
+    """
+    every = WORTH_EVERY
+    if call.k.device.type != "cpu":
+        every = max(every, call.k.shape[2] // (GPU_WORTH_KEYS * grouping.kv.groups))
+    return backend.group_worth(call.k, call.v, grouping.kv, every)
+
+
+def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
+    """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid.
+
+    Args:
+        call: The call.
+        score: "mass" or "centroid".
+        groups: Query groups and K/V groups.
+    """
+    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # as a share of a pair
+    if score == "mass":
+        return HeadCost(per_key=groups[0] * product)
+    return HeadCost(fixed=groups[0] * groups[1] * product)
+
+
+def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
+    """Pairs that are left for routed cells after probes, exact rows and pinned keys.
+
+    density: one number or [B, H] -> [B] int64, or [B, H]
+    """
+    if isinstance(density, Tensor) and call.key_mask is None:
+        # known from the shapes, so computed as plain numbers: a GPU then launches nothing for them
+        whole, held = call.k.shape[2], call.pinned_keys.count
+        spent = (probes + call.exact_queries.count) * whole + call.free_queries.count * held
+        return (density * call.q.shape[2] * float(whole)).floor().long() - spent
+    keys, pinned = valid_keys(call), pinned_keys(call)  # [B]
+    if isinstance(density, Tensor):
+        keys, pinned = keys[:, None], pinned[:, None]
+    total = (density * call.q.shape[2] * keys.double()).floor().long()
+    return total - (probes + call.exact_queries.count) * keys - call.free_queries.count * pinned
+
+
+def keep_all(call: Call, grouping: Grouping) -> Route:
+    """Every cell that holds anything."""
+    return Route(grouping.query, grouping.kv, _occupied(call, grouping), grouping.pinned_groups)
+
+
+def keep_best(call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend) -> Route:
+    """Spends a budget [B, H] of pairs on the cells of every head. Every query group keeps the pinned keys.
+    Groups with NaN or Inf among their keys are always kept, because dense attention would pass these on.
+
+    log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
+    """
+    (cells,) = cells_within(call, grouping, log_mass, [budget], scope, backend)
+    return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
+
+
+def cells_within(
+    call: Call,
+    grouping: Grouping,
+    log_mass: Tensor,
+    budgets: Sequence[Tensor],
+    scope: str,
+    backend: Backend,
+    worth: Tensor | None = None,
+    weighed: int | None = None,
+) -> Tensor:
+    """What `keep_best` keeps for several budgets. worth [B, Hkv, Ck]: as from `group_worth`, counts for the
+    first `weighed` of them, or for all; None: mass alone counts.  # [budgets, B, H, Cq, Ck] bool"""
+    if worth is not None and call.shares > 1:
+        worth = worth.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
+    kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
+    free = kv_sizes.shape[-1] - grouping.pinned_groups
+    if scope == "head":
+        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free, worth, weighed)
+    else:
+        broken = log_mass.isnan()
+        plain = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
+        weighted = plain if worth is None else plain + worth[..., None, :free]
+        counts = len(budgets) if weighed is None else weighed
+        shares = [weighted if place < counts else plain for place in range(len(budgets))]
+        sizes = grouping.query.sizes, kv_sizes[..., :free]
+        found = torch.stack([_spend_per_group(x, *sizes, b) for x, b in zip(shares, budgets, strict=True)])
+        found |= (broken & _occupied(call, grouping))[..., :free]
+    if grouping.pinned_groups:
+        pinned = _occupied(call, grouping)[..., free:]
+        found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
+    return found
+
+
+def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+    """Keeps the best cells of each query group until it has seen its number of keys, the same for every
+    group; the cell that crosses this number is kept.  # [B, H, Cq, Ck] bool"""
+    keys = budget.double() / query_sizes.sum(-1).clamp(min=1)  # [B, H], keys per row
+    score = torch.where(log_share.isnan(), torch.inf, log_share)
+    order = torch.where(kv_sizes[..., None, :] > 0, score, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    sizes = kv_sizes[..., None, :].expand_as(order).gather(-1, order)
+    before = sizes.cumsum(-1) - sizes
+    taken = (before < keys[..., None, None].clamp(min=1)) & (sizes > 0)
+    kept = torch.zeros_like(taken).scatter_(-1, order, taken)
+    return kept & (query_sizes[..., None] > 0)
+
+
+def route_cells(call: Call, grouping: Grouping, density: float, probes: int, score: str, backend: Backend) -> Route:
+    """Scores the cells and keeps the best ones that `density` pays for after the probes; every head gets the
+    same budget."""
+    if density == 1.0:
+        return keep_all(call, grouping)
+    budget = pair_budget(call, density, probes)[:, None].expand(call.q.shape[:2])
+    log_mass = cell_scores(call, grouping, score, backend)
+    return keep_best(call, grouping, log_mass, budget, "head", backend)
+
+
+def _occupied(call: Call, grouping: Grouping) -> Tensor:
+    kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
+    return (grouping.query.sizes[..., :, None] > 0) & (kv_sizes[..., None, :] > 0)  # [B, H, Cq, Ck]

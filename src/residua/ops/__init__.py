@@ -1,0 +1,23 @@
+"""How a call is computed: backends, each of which registers here, gives reasons if it cannot take a call, and never falls
+back silently."""
+
+from . import flashinfer, native, reference, torch_backend, triton
+from .backend import BACKENDS, Backend, Demand
+from .check import check_route, check_summary
+from .select import backends, choose_backend, slow_note
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Demand",
+    "backends",
+    "check_route",
+    "check_summary",
+    "choose_backend",
+    "flashinfer",
+    "native",
+    "reference",
+    "slow_note",
+    "torch_backend",
+    "triton",
+]

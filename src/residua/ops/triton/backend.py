@@ -1,0 +1,468 @@
+"""The backend that keeps a whole call on the GPU: every primitive a Triton kernel, nothing read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...types import Drift, Partition, Route, SummaryKeys
+from ..backend import BACKENDS, Backend, Demand
+from .entry import device_guard, entry, explained, interpreting, missing_triton
+from .session import SESSION
+
+MIN_CAPABILITY = (8, 0)
+
+
+@BACKENDS.register
+class TritonBackend(Backend):
+    name: ClassVar[str] = "triton"
+    about: ClassVar[str] = "Triton kernels for NVIDIA GPUs from sm_80, the whole call on the device"
+    # the interpreter must be asked for by name: `auto` would make a call thousands of times slower
+    priority: ClassVar[int] = -1 if interpreting() else 40
+    deterministic: ClassVar[bool] = True
+    devices: ClassVar[tuple[str, ...] | None] = ("cuda", "cpu") if interpreting() else ("cuda",)
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
+    head_dims: ClassVar[tuple[int, int]] = (1, 256)
+
+    def unavailable(self) -> str | None:
+        return missing_triton()
+
+    def reasons(self, demand: Demand) -> list[str]:
+        found = super().reasons(demand)
+        if found:
+            return found
+        if demand.device.type == "cuda":
+            if torch.version.hip is not None:
+                return ["an AMD GPU: the kernels are written and checked for NVIDIA alone"]
+            major, minor = torch.cuda.get_device_capability(demand.device)
+            if (major, minor) < MIN_CAPABILITY:
+                return [f"sm_{major}{minor}: takes sm_80 and newer"]
+            from ..self_test import first_use
+
+            failed = first_use(self, demand.device)
+            if failed:
+                found.append(failed)
+        return found
+
+    # The kernels are imported when they are first used, so that `import residua` needs no Triton.
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Inside, rows that are wanted in the same order again are gathered once."""
+        with SESSION.opened():
+            yield
+
+    def group_major(self, x: Tensor, kv: Partition, values: bool = False) -> Tensor:
+        """Rows of x [B, Hkv, N, D] in the order of their groups, zeros behind column D up to the width of a
+        tile. Of values it is noted on the way which channels are not finite."""
+        from .permute import gather_noting, gather_rows
+        from .shapes import padded
+
+        found = SESSION.rows(x, kv.order)
+        if found is not None:
+            return found
+        if SESSION.active and values and kv.groups:
+            found, lost = gather_noting(x, kv.order, kv.offsets, padded(x.shape[-1]))
+            SESSION.note_lost(x, lost)
+        else:
+            found = gather_rows(x, kv.order, padded(x.shape[-1]))
+        SESSION.hold_rows(x, kv.order, found)
+        return found
+
+    @entry
+    def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+        from .projection import project
+
+        return project(x, factor, normalise)
+
+    @entry
+    def coordinates(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+        from .projection import project
+
+        # 11 binary digits are more than rows of 16 bits have to offer
+        return project(x, factor, normalise, torch.float32 if x.dtype == torch.float32 else torch.float16)
+
+    @entry
+    def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        from .kmeans import kmeans_step
+
+        return kmeans_step(x, centres, valid)
+
+    @entry
+    def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
+        from .permute import gather_rows
+
+        return gather_rows(x, order)
+
+    @entry
+    def group_means(self, x: Tensor, partition: Partition) -> Tensor:
+        from .segments import segment_means
+
+        return segment_means(x, partition.order, partition.offsets)
+
+    @entry
+    def sorted_means(self, x: Tensor, partition: Partition) -> Tensor:
+        from .segments import segment_means
+        from .shapes import padded
+
+        if not SESSION.active:
+            return self.group_means(x, partition)
+        rows = torch.empty(*x.shape[:3], padded(x.shape[-1]), dtype=x.dtype, device=x.device)
+        SESSION.hold_rows(x, partition.order, rows)
+        return segment_means(x, partition.order, partition.offsets, keep=rows)
+
+    @entry
+    def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
+        from .mass import cell_mass
+
+        return cell_mass(anchors, self.group_major(k, kv), kv.offsets, scale)
+
+    @entry
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        route: Route,
+        scale: float,
+        summary: SummaryKeys | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        from .attend import attend
+
+        keys, values = self.group_major(k, route.kv), self.group_major(v, route.kv, values=True)
+        if q.shape[2] >= k.shape[2]:  # after all rows have attended, nobody wants the copies again
+            SESSION.release_rows()
+        return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
+
+    @entry
+    def choose_slots(
+        self,
+        log_mass: Tensor,
+        cells: Tensor,
+        query: Partition,
+        kv: Partition,
+        near: Tensor,
+        single: int,
+        merged: int,
+        wanted: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from .choose_slots import MAX_GROUPS, choose_slots
+
+        if kv.groups > MAX_GROUPS:
+            return super().choose_slots(log_mass, cells, query, kv, near, single, merged, wanted)
+        return choose_slots(log_mass, cells, query.offsets, kv.offsets, near, single, merged, wanted)
+
+    @entry
+    def slot_means(
+        self,
+        anchors: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Partition,
+        slots: Tensor,
+        log_mass: Tensor,
+        scale: float,
+        near: Tensor | None = None,
+        single: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        if near is None:
+            return super().slot_means(anchors, k, v, kv, slots, log_mass, scale)
+        keys, values, _ = self.slot_summary(anchors, k, v, kv, slots, log_mass, scale, near, single)
+        return keys.float(), values.float()
+
+    @entry
+    def slot_summary(
+        self,
+        anchors: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Partition,
+        slots: Tensor,
+        log_mass: Tensor,
+        scale: float,
+        near: Tensor,
+        single: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from .slots import slot_means
+
+        keys, values = self.group_major(k, kv), self.group_major(v, kv, values=True)
+        members, ends = self._neighbourhoods(near, log_mass.shape[-1] - single)
+        return slot_means(anchors, keys, values, kv.offsets, members, ends, slots, log_mass, scale, v.shape[-1], single)
+
+    @entry
+    def lloyd(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        from .small_kmeans import fits, small_kmeans
+
+        if fits(x, centres, valid):
+            return small_kmeans(x.float(), centres.float(), steps)
+        for _ in range(steps):
+            labels, centres, sizes = self.kmeans_step(x, centres, valid)
+        return labels, centres, sizes
+
+    @entry
+    def lloyd_labels(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> Tensor:
+        """Without the means of the last step, which nobody asks for."""
+        from .kmeans import assign
+        from .small_kmeans import fits
+
+        if not fits(x, centres, valid):
+            for _ in range(steps - 1):
+                centres = self.kmeans_step(x, centres, valid)[1]
+            return assign(x, centres, valid)
+        return self.lloyd(x, centres, steps, valid)[0]
+
+    @entry
+    def sort_groups(self, labels: Tensor, groups: int) -> Partition:
+        from .sort import sort_labels
+
+        order, offsets = sort_labels(labels.flatten(0, 1), groups)
+        shape = labels.shape[:2]
+        return Partition(labels, order.unflatten(0, shape), offsets.unflatten(0, shape))
+
+    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+        return self.spend_each(log_share, query_sizes, kv_sizes, [budget])[0]
+
+    @entry
+    def spend_each(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]) -> Tensor:
+        from ..plain.routing import FILL_PASSES
+        from .spend import spend
+
+        free = log_share.shape[-1]
+        return spend(log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=True)
+
+    @entry
+    def best_cells(
+        self,
+        log_mass: Tensor,
+        query_sizes: Tensor,
+        kv_sizes: Tensor,
+        budgets: Sequence[Tensor],
+        free: int,
+        worth: Tensor | None = None,
+        weighed: int | None = None,
+    ) -> Tensor:
+        from ..plain.routing import FILL_PASSES
+        from .spend import spend
+
+        given = (log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free)
+        return spend(*given, shares=False, worth=worth, weighed=weighed)
+
+    @entry
+    def group_worth(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
+        from ..plain.routing import MIN_SPREAD
+        from .worth import group_worth
+
+        return group_worth(k, v, kv, every, MIN_SPREAD)
+
+    @entry
+    def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
+        from .choose_slots import MAX_GROUPS
+        from .spend import missed_mass
+
+        if log_mass.shape[-1] > MAX_GROUPS:
+            return super().missed_mass(log_mass, cells)
+        return missed_mass(log_mass, cells)
+
+    @entry
+    def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        from .broken import lost_channels
+
+        noted = SESSION.lost(v)
+        return noted > 0 if noted is not None else lost_channels(v, mask)
+
+    @entry
+    def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
+        from .spoil import spoil
+
+        return spoil(out, lost)
+
+    @entry
+    def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+        from .moment import MAX_DIM, second_moment
+
+        if x.shape[-1] > MAX_DIM:
+            return super().second_moment(x, counted, centred)
+        return second_moment(x, counted, centred)
+
+    @entry
+    def leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
+        from .subspace import fits, leading_space
+
+        if not fits(matrix, rank):
+            return super().leading_basis(matrix, rank)
+        return leading_space(matrix, rank, factor=False).to(matrix.dtype)
+
+    @entry
+    def shared_directions(self, spread: Tensor, covariance: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+        from .. import plain
+
+        return plain.shared_directions(spread, covariance, rank, scale, self.leading_basis)
+
+    @entry
+    def leading_factor(self, moment: Tensor, rank: int) -> Tensor:
+        from .subspace import fits, leading_space
+
+        if not fits(moment, rank):
+            return super().leading_factor(moment, rank)
+        return leading_space(moment, rank, factor=True)
+
+    @entry
+    def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
+        from .covariance import group_covariance
+
+        return group_covariance(x, v, kv)
+
+    @entry
+    def mixed_covariance(
+        self,
+        share: Tensor,
+        k: Tensor,
+        factor: Tensor,
+        v: Tensor,
+        kv: Partition,
+        centroids: Tensor,
+        pool: Tensor | None = None,
+        pools: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        from .. import plain
+
+        covariance, variance = self._key_covariance(k, factor, v, kv, centroids)
+        if pool is not None:
+            share = plain.pooled_share(share, kv, pool, pools, self.matmul)
+        # of 16 bits where the keys have no more: shares and covariances only weigh a correction
+        share = share.to(covariance.dtype)
+        return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
+
+    @entry
+    def skipped_covariance(
+        self,
+        share: Tensor,
+        merged: Tensor,
+        k: Tensor,
+        factor: Tensor,
+        v: Tensor,
+        kv: Partition,
+        centroids: Tensor,
+        near: Tensor,
+        free: int,
+        pooled: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Inside the groups and among them by one product: the covariances of the neighbourhoods stand behind
+        those of the groups."""
+        from .. import plain
+        from .covariance import among_covariance
+
+        pools = merged.shape[-1]
+        if pooled:
+            share = plain.pooled_share(share, kv, near, pools, self.matmul)
+        if self._leaves_no_registers(k, v):
+            means = self.group_means(v, kv)
+            covariance, variance = self._key_covariance(k, factor, v, kv, centroids, pools)
+        else:
+            means = torch.empty(*centroids.shape[:3], v.shape[-1], dtype=torch.float32, device=v.device)
+            covariance, variance = self._key_covariance(k, factor, v, kv, centroids, pools, means)
+        x = self.matmul(centroids, factor)
+        among_covariance(x, means, *self._neighbourhoods(near, pools), kv, free, (covariance, variance))
+        shape = (*share.shape[:3], kv.groups + pools)
+        weights = torch.empty(shape, dtype=covariance.dtype, device=share.device)
+        weights[..., : kv.groups] = share
+        weights[..., kv.groups :] = merged
+        return (weights @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), weights @ variance
+
+    def _key_covariance(
+        self,
+        k: Tensor,
+        factor: Tensor,
+        v: Tensor,
+        kv: Partition,
+        centroids: Tensor,
+        more: int = 0,
+        means: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        from .covariance import key_covariance
+        from .shapes import padded
+
+        keep: tuple[Tensor, Tensor] | None = None
+        values, keys = v, self.group_major(k, kv)
+        if not SESSION.active or self._leaves_no_registers(k, v) or SESSION.rows(v, kv.order) is not None:
+            values = self.group_major(v, kv, values=True)
+        else:  # they are read in group order here for the first time
+            rows = torch.empty(*v.shape[:3], padded(v.shape[-1]), dtype=v.dtype, device=v.device)
+            keep = (rows, torch.zeros(*v.shape[:2], v.shape[-1], dtype=torch.int32, device=v.device))
+            SESSION.hold_rows(v, kv.order, rows)
+            SESSION.note_lost(v, keep[1])
+        return key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep, more, means)
+
+    @staticmethod
+    def _leaves_no_registers(k: Tensor, v: Tensor) -> bool:
+        """Whether keys and values have so many columns of fp32 that the covariance kernel can neither sort
+        the values on the way nor find their means."""
+        from .shapes import padded
+
+        return v.dtype == torch.float32 and padded(max(k.shape[-1], v.shape[-1])) > 128
+
+    def _neighbourhoods(self, near: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """K/V groups in the order of their neighbourhoods [B, Hkv, Ck], and where each begins."""
+        from .sort import sort_labels
+
+        found = SESSION.sorted(near)
+        if found is None:
+            order, ends = sort_labels(near.flatten(0, 1), max(1, count))
+            found = order.unflatten(0, near.shape[:2]), ends.unflatten(0, near.shape[:2])
+            SESSION.hold_sorted(near, found)
+        return found
+
+    @entry
+    def attend_rows(self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
+        from .rows import attend_rows
+
+        return attend_rows(rows, k, v, key_mask, scale)
+
+    @entry
+    def split_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from .split import split_rows
+
+        return split_rows(rows, k, v, kv, kept, key_mask, scale)
+
+    @entry
+    def candidate_errors(
+        self,
+        rows: Tensor,
+        group: Tensor,
+        exact: Tensor,
+        kept: tuple[Tensor, Tensor],
+        skipped: tuple[Tensor, Tensor],
+        drift: Drift | None,
+    ) -> Tensor:
+        from .judging import candidate_errors
+
+        return candidate_errors(rows, group, exact, kept, skipped, drift)
+
+    @entry
+    def best_candidate(self, errors: Tensor, weights: Tensor, bare: Tensor, handicap: float) -> tuple[Tensor, Tensor]:
+        from .judging import best_candidate
+
+        return best_candidate(errors, weights, bare, handicap)
+
+    def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
+        from .judging import switch_summary
+
+        drift = summary.drift
+        changed = (summary.log_weight, *((drift.curve, drift.slope) if drift is not None else ()))
+        if not all(x.is_contiguous() for x in changed):
+            return super().switch_summary(summary, choice)
+        with device_guard(choice.device), explained("Triton", "portable"):
+            return switch_summary(summary, choice)
+
+    @entry
+    def add_affine(self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+        from .affine import add_affine
+
+        return add_affine(out, left, right, bias, dtype)

@@ -1,0 +1,153 @@
+"""Which skipped K/V groups of a query group share a slot, and what slots weigh: one program per query group.
+
+Sums go over the groups in their order, so repeats are bit-identical; `residua.method.reconstruction.slots` says what
+the results mean.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .shapes import padded
+
+MAX_GROUPS = 4096  # that one program holds in its registers
+COLUMNS = 64  # K/V groups that are compared with all neighbourhoods at a time
+
+
+@triton.jit
+def heaviest(mass, skipped, ids, single):
+    """The `single` heaviest of the skipped groups, the first ones among ties."""
+    bits = mass.to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+    key = tl.where(skipped, key, -2147483648).to(tl.int64)
+    low = tl.full([], -2147483648, tl.int64)  # at least `single` keys are no less
+    high = tl.full([], 2147483648, tl.int64)  # fewer are
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = tl.sum((key >= middle).to(tl.int32), 0) >= single
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    tie = (key == low).to(tl.int32)
+    left = single - tl.sum((key > low).to(tl.int32), 0)
+    return skipped & ((key > low) | ((tie > 0) & (tl.cumsum(tie, 0) <= left)))
+
+
+@triton.jit
+def choose_slots_kernel(
+    MASS,  # [B, H, CQ, CK] fp32
+    CELLS,  # [B, H, CQ, CK] uint8: kept
+    QUERY_OFFSETS,  # [B, H, CQ + 1] int64
+    KV_OFFSETS,  # [B, Hkv, CK + 1] int64
+    NEAR,  # [B, Hkv, CK] int64
+    WANTED,  # [B, H] uint8
+    INDEX,  # [B, H, CQ, CK] int32
+    AGAIN,  # the same tensor
+    SLOT_MASS,  # [B, H, CQ, single + merged] fp32
+    SHARE,  # [B, H, CQ, CK] fp32
+    H,
+    shares,
+    CQ,
+    CK,
+    single,
+    merged,
+    BC: tl.constexpr,
+    BS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = row // CQ
+    kv_head = head // H * (H // shares) + head % H // shares
+    ids = tl.arange(0, BC)
+    here = ids < CK
+    at_kv = kv_head * (CK + 1) + ids
+    filled = tl.load(KV_OFFSETS + at_kv + 1, mask=here, other=0) > tl.load(KV_OFFSETS + at_kv, mask=here, other=0)
+    at_query = QUERY_OFFSETS + row + head  # a row of offsets has CQ + 1 entries
+    wanted = (tl.load(WANTED + head) != 0) & (tl.load(at_query + 1) > tl.load(at_query))
+    skipped = filled & (tl.load(CELLS + row * CK + ids, mask=here, other=1) == 0) & wanted
+    mass = tl.load(MASS + row * CK + ids, mask=here, other=0.0)
+    mass = tl.where(skipped, mass, -float("inf"))
+
+    top = tl.max(mass, 0)
+    weight = tl.exp(mass - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    share = weight / tl.where(total == 0.0, 1.0, total)  # weights of groups that are not skipped are 0
+    tl.store(SHARE + row * CK + ids, share, mask=here)
+
+    alone = heaviest(mass, skipped, ids, single)
+    number = tl.cumsum(alone.to(tl.int32), 0) - 1
+    near = tl.load(NEAR + kv_head * CK + ids, mask=here, other=0).to(tl.int32)
+    slot = tl.where(skipped, tl.where(alone, number, single + near), -1)
+    tl.store(INDEX + row * CK + ids, slot, mask=here)
+    SLOT_MASS += row * (single + merged)
+    tl.store(SLOT_MASS + number, mass, mask=alone)
+    slots = tl.arange(0, BS)
+    unused = (slots >= tl.sum(alone.to(tl.int32), 0)) & (slots < single)
+    tl.store(SLOT_MASS + slots, tl.full([BS], -float("inf"), tl.float32), mask=unused)
+    tl.debug_barrier()  # the slots are read by other threads than wrote them
+
+    hoods = tl.arange(0, BM)
+    peak = tl.full([BM], -float("inf"), tl.float32)
+    for first in range(0, CK, BN):
+        cols = first + tl.arange(0, BN)
+        at = row * CK + cols
+        mine = tl.load(AGAIN + at, mask=cols < CK, other=-1)[None, :] == (single + hoods)[:, None]
+        part = tl.load(MASS + at, mask=cols < CK, other=0.0)
+        peak = tl.maximum(peak, tl.max(tl.where(mine, part[None, :], -float("inf")), 1))
+    base = tl.where(peak == -float("inf"), 0.0, peak)
+    sums = tl.zeros([BM], tl.float32)
+    for first in range(0, CK, BN):
+        cols = first + tl.arange(0, BN)
+        at = row * CK + cols
+        mine = tl.load(AGAIN + at, mask=cols < CK, other=-1)[None, :] == (single + hoods)[:, None]
+        part = tl.load(MASS + at, mask=cols < CK, other=0.0)
+        sums += tl.sum(tl.where(mine, tl.exp(part[None, :] - base[:, None]), 0.0), 1)
+    tl.store(SLOT_MASS + single + hoods, tl.log(sums) + base, mask=hoods < merged)
+
+
+def choose_slots(
+    log_mass: Tensor,
+    cells: Tensor,
+    query_offsets: Tensor,
+    kv_offsets: Tensor,
+    near: Tensor,
+    single: int,
+    merged: int,
+    wanted: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log_mass and cells [B, H, Cq, Ck], near [B, Hkv, Ck], wanted [B, H] bool -> slots [B, H, Cq, Ck] int32,
+    their masses [B, H, Cq, single + merged] and shares [B, H, Cq, Ck] fp32"""
+    batch, heads, cq, ck = log_mass.shape
+    index = torch.empty(log_mass.shape, dtype=torch.int32, device=log_mass.device)
+    mass = torch.empty(batch, heads, cq, single + merged, dtype=torch.float32, device=log_mass.device)
+    share = torch.empty(log_mass.shape, dtype=torch.float32, device=log_mass.device)
+    if not index.numel():
+        return index, mass.fill_(-torch.inf), share
+    choose_slots_kernel[(batch * heads * cq,)](
+        log_mass.float().contiguous(),
+        cells.contiguous().view(torch.uint8),
+        query_offsets.contiguous(),
+        kv_offsets.contiguous(),
+        near.contiguous(),
+        wanted.contiguous().view(torch.uint8),
+        index,
+        index,
+        mass,
+        share,
+        heads,
+        heads // kv_offsets.shape[1],
+        cq,
+        ck,
+        single,
+        merged,
+        BC=padded(ck),
+        BS=padded(max(1, single)),
+        BM=padded(max(1, merged)),
+        BN=min(COLUMNS, padded(ck)),
+        num_warps=4,
+    )
+    return index, mass, share

@@ -1,0 +1,289 @@
+"""How coordinates and values vary together inside each K/V group, one program per group: from coordinates, in
+two passes of which the second finds its rows in the cache, or from the keys themselves, in one."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...types import Partition
+from .broken import note_lost
+from .parts import add_product
+from .shapes import FRUGAL_GPUS, architecture, padded
+
+
+@triton.jit
+def covariance_kernel(
+    X,  # [B, H, N, R] strided
+    V,  # [B, H, N, DV] strided
+    ORDER,  # [B, H, N] int64
+    OFFSETS,  # [B, H, C + 1] int64
+    COUNTED,  # [B, H, N + 1] int64, or any pointer: offsets of what the rows stand for, which may be empty
+    COVARIANCE,  # [B, H, >= C, R, DV]
+    VARIANCE,  # [B, H, >= C, R]
+    H,
+    N,
+    C,
+    R,
+    free,  # rows that count, at most
+    room,  # from one head of COVARIANCE and VARIANCE to the next
+    xb,
+    xh,
+    xn,
+    xd,
+    vb,
+    vh,
+    vn,
+    vd,
+    DV: tl.constexpr,
+    BN: tl.constexpr,
+    BR: tl.constexpr,
+    BDV: tl.constexpr,
+    AMONG: tl.constexpr,  # whether rows stand for groups, and what is not finite counts as 0
+):
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid // C
+    X += head // H * xb + head % H * xh
+    V += head // H * vb + head % H * vh
+    ORDER += head * N
+    ranks = tl.arange(0, BR)
+    cols = tl.arange(0, BDV)
+    start = tl.load(OFFSETS + pid + head).to(tl.int32)  # a row of offsets has C + 1 entries
+    stop = tl.load(OFFSETS + pid + head + 1).to(tl.int32)
+    number = tl.zeros([BN], tl.int32)
+    COUNTED += head * (N + 1)
+    x_sum = tl.zeros([BR, BN], tl.float32)
+    v_sum = tl.zeros([BN, BDV], tl.float32)
+    for first in range(start, stop, BN):
+        index = first + tl.arange(0, BN)
+        rows = tl.load(ORDER + index, mask=index < stop, other=0)
+        live = index < stop
+        if AMONG:
+            live = live & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+            number += live.to(tl.int32)
+        x_mask = (ranks < R)[:, None] & live[None, :]
+        x_sum += tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
+        v_mask = live[:, None] & (cols < DV)[None, :]
+        v_sum += tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
+    count = tl.maximum(tl.sum(number, 0) if AMONG else stop - start, 1).to(tl.float32)
+    x_mean = tl.sum(x_sum, 1) / count
+    v_mean = tl.sum(v_sum, 0) / count
+
+    together = tl.zeros([BR, BDV], tl.float32)
+    squares = tl.zeros([BR, BN], tl.float32)
+    for first in range(start, stop, BN):
+        index = first + tl.arange(0, BN)
+        rows = tl.load(ORDER + index, mask=index < stop, other=0)
+        live = index < stop
+        if AMONG:
+            live = live & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+        x_mask = (ranks < R)[:, None] & live[None, :]
+        x = tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
+        x = tl.where(x_mask, x - x_mean[:, None], 0.0)
+        v_mask = live[:, None] & (cols < DV)[None, :]
+        v = tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
+        v = tl.where(v_mask, v - v_mean[None, :], 0.0)
+        squares += x * x
+        together = tl.dot(x, v, together, input_precision="tf32x3")
+    variance = tl.sum(squares, 1) / count
+    together /= count
+    if AMONG:
+        variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
+        together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
+    place = head * room + pid % C
+    tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
+    at = (place * R + ranks)[:, None] * DV + cols[None, :]
+    mask = (ranks < R)[:, None] & (cols < DV)[None, :]
+    tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
+
+
+def group_covariance(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
+    """x [B, Hkv, N, R] fp32, v [B, Hkv, N, Dv] -> covariance [B, Hkv, Ck, R, Dv], variance [B, Hkv, Ck, R]"""
+    batch, heads, _, rank = x.shape
+    value_dim, groups = v.shape[-1], kv.groups
+    covariance = torch.empty(batch, heads, groups, rank, value_dim, dtype=torch.float32, device=x.device)
+    variance = torch.empty(batch, heads, groups, rank, dtype=torch.float32, device=x.device)
+    if covariance.numel() == 0:
+        return covariance, variance.zero_()
+    _launch(x, v, kv.order, kv.offsets, covariance, variance)
+    return covariance, variance
+
+
+def among_covariance(
+    x: Tensor, v: Tensor, members: Tensor, ends: Tensor, kv: Partition, free: int, into: tuple[Tensor, Tensor]
+) -> None:
+    """How groups lie around each other in their neighbourhoods: coordinates x [B, Hkv, Ck, R] and mean values
+    v [B, Hkv, Ck, Dv] of the first `free` groups, of which empty ones do not count. members [B, Hkv, Ck] and
+    ends [B, Hkv, P + 1] -> the last P covariances [B, Hkv, Ck + P, R, Dv] and variances of `into`, finite."""
+    groups = kv.groups
+    covariance, variance = (whole[:, :, groups:] for whole in into)
+    if covariance.numel():
+        _launch(x, v, members, ends, covariance, variance, kv.offsets, free)
+
+
+def _launch(
+    x: Tensor,
+    v: Tensor,
+    order: Tensor,
+    offsets: Tensor,
+    covariance: Tensor,
+    variance: Tensor,
+    counted: Tensor | None = None,
+    free: int = 0,
+) -> None:
+    batch, heads, count, rank = x.shape
+    value_dim, groups = v.shape[-1], offsets.shape[-1] - 1
+    warps = 4 if counted is None or architecture() in FRUGAL_GPUS else 8
+    covariance_kernel[(batch * heads * groups,)](
+        x, v, order.contiguous(), offsets.contiguous(),
+        offsets if counted is None else counted.contiguous(), covariance, variance, heads, count, groups,
+        rank, free, variance.stride(1) // max(1, rank), *x.stride(), *v.stride(), DV=value_dim,
+        BN=32 if value_dim <= 128 and counted is None else 16, BR=padded(rank), BDV=padded(value_dim),
+        AMONG=counted is not None, num_warps=warps, num_stages=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def key_covariance_kernel(
+    K,  # [B, H, N, BD] group-major, zeros behind column D
+    V,  # [B, H, N, DV] strided, in the original order if GATHER
+    ORDER,  # [B, H, N] int64
+    SORTED,  # [B, H, N, BDV] group-major, or any pointer
+    LOST,  # [B, H, DV] int32, zeros, or any pointer: channels that are not finite
+    FACTOR,  # [B, H, D, R] fp32
+    CENTROIDS,  # [B, H, C, D] fp32
+    OFFSETS,  # [B, H, C + 1] int64
+    COVARIANCE,  # [B, H, >= C, R, DV]
+    VARIANCE,  # [B, H, >= C, R]
+    MEANS,  # [B, H, C, DV] fp32 of the values, or any pointer
+    H,
+    N,
+    C,
+    R,
+    room,  # from one head of COVARIANCE and VARIANCE to the next
+    vb,
+    vh,
+    vn,
+    vd,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BN: tl.constexpr,
+    BD: tl.constexpr,
+    BR: tl.constexpr,
+    BDV: tl.constexpr,
+    GATHER: tl.constexpr,
+    MEAN: tl.constexpr,
+):
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid // C
+    K += head * N * BD
+    V += head // H * vb + head % H * vh
+    dims = tl.arange(0, BD)
+    cols = tl.arange(0, BDV)
+    ranks = tl.arange(0, BR)
+    inside = (ranks < R)[:, None] & (dims < D)[None, :]
+    factor = tl.load(FACTOR + (head * D + dims[None, :]) * R + ranks[:, None], mask=inside, other=0.0)
+    centroid = tl.load(CENTROIDS + pid * D + dims, mask=dims < D, other=0.0)
+    # coordinates are linear in the keys. Off their mean they add up to 0, so the values may keep theirs
+    middle = tl.sum(factor * centroid[None, :], 1)[:, None]
+    start = tl.load(OFFSETS + pid + head)
+    size = (tl.load(OFFSETS + pid + head + 1) - start).to(tl.int32)
+    K += start * BD
+    ORDER += head * N + start
+    SORTED += (head * N + start) * BDV
+    if not GATHER:
+        V += start * vn
+    together = tl.zeros([BR, BDV], tl.float32)
+    squares = tl.zeros([BR, BN], tl.float32)
+    mean = tl.zeros([BDV], tl.float32)
+    for first in range(0, size, BN):
+        rows = first + tl.arange(0, BN)
+        live = rows < size
+        k = tl.load(K + rows[None, :] * BD + dims[:, None], mask=live[None, :], other=0.0)
+        source = tl.load(ORDER + rows, mask=live, other=0) if GATHER else rows
+        v_mask = live[:, None] & (cols < DV)[None, :]
+        v = tl.load(V + source[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0)
+        if GATHER:
+            tl.store(SORTED + rows[:, None] * BDV + cols[None, :], v, mask=live[:, None])
+            note_lost(v, live, LOST + head * DV, cols, DV)
+        if MEAN:
+            mean += tl.sum(v.to(tl.float32), 0)
+        x = add_product(factor, k, tl.zeros([BR, BN], tl.float32), 3) - middle
+        x = tl.where(live[None, :], x, 0.0)
+        squares += x * x
+        together = add_product(x, v, together, 2)
+    # a group with NaN or Inf is kept, or its mean is lost: 0 * NaN must not spread it to all the others
+    count = tl.maximum(size, 1).to(tl.float32)
+    variance = tl.sum(squares, 1) / count
+    variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
+    place = head * room + pid % C
+    tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
+    together /= count
+    together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
+    at = (place * R + ranks)[:, None] * DV + cols[None, :]
+    mask = (ranks < R)[:, None] & (cols < DV)[None, :]
+    tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
+    if MEAN:
+        tl.store(MEANS + pid * DV + cols, mean / count, mask=cols < DV)
+
+
+def key_covariance(
+    keys: Tensor,
+    values: Tensor,
+    kv: Partition,
+    factor: Tensor,
+    centroids: Tensor,
+    value_dim: int,
+    keep: tuple[Tensor, Tensor] | None = None,
+    more: int = 0,
+    means: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """keys and values [B, Hkv, N, padded] group-major, factor [B, Hkv, D, R], centroids [B, Hkv, Ck, D]
+    -> covariance [B, Hkv, Ck, R, Dv] and variance [B, Hkv, Ck, R] of the keys' coordinates, finite; in bf16
+    if the keys have 16 bits. Behind those of each head there is room for `more`. The means of the values are
+    put into `means` [B, Hkv, Ck, Dv] fp32, if that is given.
+
+    With `keep` the values are those of the call, in their original order: their rows are put into keep[0]
+    [B, Hkv, N, padded] group-major, and channels that are not finite marked in keep[1] [B, Hkv, Dv] int32."""
+    offsets = kv.offsets
+    sorted_values, lost = keep if keep is not None else (values, values)
+    value_width = sorted_values.shape[-1]
+    batch, heads, count, width = keys.shape
+    groups, (dim, rank) = offsets.shape[-1] - 1, factor.shape[-2:]
+    dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
+    covariance = torch.empty(batch, heads, groups + more, rank, value_dim, dtype=dtype, device=keys.device)
+    variance = torch.empty(batch, heads, groups + more, rank, dtype=dtype, device=keys.device)
+    if covariance.numel():
+        key_covariance_kernel[(batch * heads * groups,)](
+            keys,
+            values,
+            kv.order.contiguous(),
+            sorted_values,
+            lost,
+            factor.float().contiguous(),
+            centroids.float().contiguous(),
+            offsets.contiguous(),
+            covariance,
+            variance,
+            variance if means is None else means,
+            heads,
+            count,
+            groups,
+            rank,
+            groups + more,
+            *values.stride(),
+            D=dim,
+            DV=value_dim,
+            BN=32 if max(width, value_width) <= 128 else 16,
+            BD=width,
+            BR=padded(rank),
+            BDV=value_width,
+            GATHER=keep is not None,
+            MEAN=means is not None,
+            num_warps=8 if max(width, value_width) > 128 and keys.dtype == torch.float32 else 4,
+            num_stages=1 if width <= 64 and architecture() in FRUGAL_GPUS else 2,
+        )
+    return covariance, variance

@@ -1,0 +1,72 @@
+"""Attention over the union of two sets of keys, in place: one result in the original order of the rows, the
+other in that of their groups."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .shapes import cdiv, padded
+
+
+@triton.jit
+def join_kernel(
+    OUT,  # [H, N, D] contiguous, changed
+    LSE,  # [H, N] fp32, changed
+    OTHER,  # [H, N, D] in the order ORDER
+    OTHER_LSE,  # [H, N] fp32
+    ORDER,  # [H, N] int64
+    N,
+    tiles,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BD: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    head = (pid // tiles).to(tl.int64)
+    here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
+    live = here < N
+    dims = tl.arange(0, BD)
+    there = tl.load(ORDER + head * N + here, mask=live, other=0)
+    LSE += head * N + there
+    OUT += (head * N + there)[:, None] * D + dims[None, :]
+    a = tl.load(LSE, mask=live, other=-float("inf"))
+    b = tl.load(OTHER_LSE + head * N + here, mask=live, other=-float("inf"))
+    top = tl.where((a > b) | (a != a), a, b)  # NaN stays
+    safe = tl.where(top == -float("inf"), 0.0, top)
+    weight_a = tl.exp(a - safe)
+    weight_b = tl.exp(b - safe)
+    total = weight_a + weight_b
+    inside = live[:, None] & (dims < D)[None, :]
+    # a row without keys may hold anything
+    x = tl.load(OUT, mask=inside & (a != -float("inf"))[:, None], other=0.0).to(tl.float32)
+    other = OTHER + (head * N + here)[:, None] * D + dims[None, :]
+    y = tl.load(other, mask=inside & (b != -float("inf"))[:, None], other=0.0).to(tl.float32)
+    joined = (x * weight_a[:, None] + y * weight_b[:, None]) / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(OUT, joined.to(OUT.dtype.element_ty), mask=inside)
+    tl.store(LSE, safe + tl.log(total), mask=live)
+
+
+def join_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order: Tensor) -> None:
+    """Changes out [H, N, D] and its natural log-sum-exp lse [H, N] fp32 to what they are over the keys of
+    both; row n of `other` and `other_lse` belongs to row order[n]. All contiguous."""
+    heads, count, dim = out.shape
+    if not out.numel():
+        return
+    rows = 32
+    tiles = cdiv(count, rows)
+    join_kernel[(heads * tiles,)](
+        out,
+        lse,
+        other.contiguous(),
+        other_lse.contiguous(),
+        order.contiguous(),
+        count,
+        tiles,
+        D=dim,
+        BM=rows,
+        BD=padded(dim),
+        num_warps=4,
+    )

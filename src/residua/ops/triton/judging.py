@@ -1,0 +1,247 @@
+"""The judge's arithmetic in three launches: errors of the probe rows, the choice of every head, and what it
+switches off. Each would be dozens of small operations."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...types import MAX_BEND, Drift, SummaryKeys
+from .constants import WITH_DRIFT, WITHOUT_DRIFT
+from .shapes import cdiv, padded
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+@triton.jit
+def _distance(x, exact, norm):
+    """Distance of a row from the exact one, relative to its norm."""
+    return tl.sqrt(tl.sum((x - exact) * (x - exact), 0)) / norm
+
+
+@triton.jit
+def _joined(sparse, lse, value, top):
+    """A row over the union of two sets of keys."""
+    share = 1.0 / (1.0 + tl.exp(lse - top))
+    return tl.where(top == -float("inf"), sparse, sparse + share * (value - sparse))
+
+
+@triton.jit
+def candidates_kernel(
+    ROWS,  # [B, H, M, D] contiguous
+    GROUP,  # [B, H, M] int64, not negative
+    EXACT,  # [B, H, M, DV] fp32
+    SPARSE,  # [B, H, M, DV] fp32, over the kept keys
+    LSE,  # [B, H, M] fp32
+    VALUE,  # [B, H, M, DV] fp32, over the summary keys
+    TOP,  # [B, H, M] fp32
+    BASIS,  # [B, Hkv, D, R] fp32, or any pointer
+    ORIGIN,  # [B, H, CQ, R] fp32
+    CURVE,  # [B, H, CQ, R] fp32
+    SLOPE,  # [B, H, CQ, R, DV]
+    ERRORS,  # [candidates, B, H, M] fp32
+    H,
+    shares,
+    M,
+    CQ,
+    R,
+    most,
+    tiny,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    BD: tl.constexpr,
+    BDV: tl.constexpr,
+    BR: tl.constexpr,
+    DRIFT: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = row // M
+    cols = tl.arange(0, BDV)
+    exact = tl.load(EXACT + row * DV + cols, mask=cols < DV, other=0.0)
+    sparse = tl.load(SPARSE + row * DV + cols, mask=cols < DV, other=0.0)
+    value = tl.load(VALUE + row * DV + cols, mask=cols < DV, other=0.0)
+    lse = tl.load(LSE + row)
+    top = tl.load(TOP + row)
+    norm = tl.sqrt(tl.sum(exact * exact, 0))
+    norm = tl.where(norm < tiny, tiny, norm)  # NaN stays
+    step = tl.num_programs(0).to(tl.int64)
+    if DRIFT:
+        dims = tl.arange(0, BD)
+        ranks = tl.arange(0, BR)
+        own = ranks < R
+        BASIS += (head // H * (H // shares) + head % H // shares) * D * R
+        at = head * CQ + tl.load(GROUP + row)
+        q = tl.load(ROWS + row * D + dims, mask=dims < D, other=0.0).to(tl.float32)
+        side = (dims < D)[:, None] & own[None, :]
+        basis = tl.load(BASIS + dims[:, None] * R + ranks[None, :], mask=side, other=0.0)
+        y = tl.sum(q[:, None] * basis, 0) - tl.load(ORIGIN + at * R + ranks, mask=own, other=0.0)
+        bend = tl.sum(y * tl.load(CURVE + at * R + ranks, mask=own, other=0.0) * y, 0)
+        bend = tl.where(bend > most, most, bend)  # NaN stays
+        side = own[:, None] & (cols < DV)[None, :]
+        slope = tl.load(SLOPE + (at * R + ranks[:, None]) * DV + cols[None, :], mask=side, other=0.0)
+        shift = tl.sum(y[:, None] * slope.to(tl.float32), 0)
+        drifted = _joined(sparse, lse, value + shift, top + bend)
+        tl.store(ERRORS + row, _distance(drifted, exact, norm))
+        ERRORS += step
+    tl.store(ERRORS + row, _distance(_joined(sparse, lse, value, top), exact, norm))
+    tl.store(ERRORS + step + row, _distance(sparse, exact, norm))
+
+
+@triton.jit
+def _mean(ERRORS, WEIGHTS, M, tiny, BM: tl.constexpr):
+    """Mean of the errors of a head's rows by their weights."""
+    total = tl.zeros([BM], tl.float32)
+    weight = tl.zeros([BM], tl.float32)
+    for first in range(0, M, BM):
+        rows = first + tl.arange(0, BM)
+        own = tl.load(WEIGHTS + rows, mask=rows < M, other=0.0)
+        total += own * tl.load(ERRORS + rows, mask=rows < M, other=0.0)
+        weight += own
+    return tl.sum(total, 0) / tl.maximum(tl.sum(weight, 0), tiny)
+
+
+@triton.jit
+def choice_kernel(
+    ERRORS,  # [N, B, H, M] fp32
+    WEIGHTS,  # [B, H, M] fp32
+    BARE,  # [B, H] uint8
+    CHOICE,  # [B, H] int64
+    ERROR,  # [B, H] fp32
+    M,
+    handicap,
+    tiny,
+    N: tl.constexpr,
+    BM: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    step = tl.num_programs(0).to(tl.int64) * M
+    ERRORS += head * M
+    WEIGHTS += head * M
+    error = _mean(ERRORS, WEIGHTS, M, tiny, BM)
+    choice = tl.zeros([], tl.int64)
+    last = error
+    for number in tl.static_range(1, N):
+        last = _mean(ERRORS + number * step, WEIGHTS, M, tiny, BM)
+        better = last < handicap * error
+        choice = tl.where(better, number, choice)
+        error = tl.where(better, last, error)
+    bare = tl.load(BARE + head) != 0
+    tl.store(CHOICE + head, tl.where(bare, N - 1, choice).to(tl.int64))
+    tl.store(ERROR + head, tl.where(bare, last, error))
+
+
+@triton.jit
+def switch_kernel(
+    CHOICE,  # [B, H] int64
+    WEIGHT,  # [B, H, CQ, T] fp32, changed
+    CURVE,  # [B, H, CQ, R] fp32, changed, or any pointer
+    SLOPE,  # [B, H, CQ, R, DV], changed
+    weights,  # of a head
+    curves,
+    slopes,
+    blocks,
+    DRIFT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    head = (pid // blocks).to(tl.int64)
+    choice = tl.load(CHOICE + head)
+    step = blocks * BLOCK
+    place = pid % blocks * BLOCK + tl.arange(0, BLOCK)
+    if choice > WITHOUT_DRIFT:
+        for first in range(0, weights, step):
+            at = first + place
+            tl.store(WEIGHT + head * weights + at, -float("inf"), mask=at < weights)
+    if DRIFT and choice > WITH_DRIFT:
+        for first in range(0, curves, step):
+            at = first + place
+            tl.store(CURVE + head * curves + at, 0.0, mask=at < curves)
+        for first in range(0, slopes, step):
+            at = first + place
+            tl.store(SLOPE + head * slopes + at, 0.0, mask=at < slopes)
+
+
+def candidate_errors(
+    rows: Tensor,
+    group: Tensor,
+    exact: Tensor,
+    kept: tuple[Tensor, Tensor],
+    skipped: tuple[Tensor, Tensor],
+    drift: Drift | None,
+) -> Tensor:
+    """-> [candidates, B, H, M] fp32"""
+    batch, heads, count, dim = rows.shape
+    value_dim = exact.shape[-1]
+    errors = torch.empty(2 if drift is None else 3, batch, heads, count, dtype=torch.float32, device=rows.device)
+    if not errors.numel():
+        return errors
+    moving: tuple[Tensor, ...] = (exact,) * 4
+    if drift is not None:
+        moving = (*(t.float().contiguous() for t in (drift.basis, drift.origin, drift.curve)), drift.slope.contiguous())
+    candidates_kernel[(batch * heads * count,)](
+        *(t.contiguous() for t in (rows, group, exact, *kept, *skipped)),
+        *moving,
+        errors,
+        heads,
+        heads // drift.basis.shape[1] if drift is not None else 1,
+        count,
+        drift.origin.shape[2] if drift is not None else 0,
+        drift.basis.shape[-1] if drift is not None else 0,
+        MAX_BEND,
+        TINY,
+        D=dim,
+        DV=value_dim,
+        BD=padded(dim),
+        BDV=padded(value_dim),
+        BR=padded(drift.basis.shape[-1]) if drift is not None else 1,
+        DRIFT=drift is not None,
+        num_warps=4,
+    )
+    return errors
+
+
+def best_candidate(errors: Tensor, weights: Tensor, bare: Tensor, handicap: float) -> tuple[Tensor, Tensor]:
+    """-> choice [B, H] int64, error [B, H] fp32"""
+    count = errors.shape[-1]
+    choice = torch.empty(bare.shape, dtype=torch.int64, device=bare.device)
+    error = torch.empty(bare.shape, dtype=torch.float32, device=bare.device)
+    if choice.numel():
+        choice_kernel[(choice.numel(),)](
+            errors.contiguous(),
+            weights.contiguous(),
+            bare.contiguous().view(torch.uint8),
+            choice,
+            error,
+            count,
+            handicap,
+            TINY,
+            N=len(errors),
+            BM=min(128, padded(count)),
+            num_warps=1,
+        )
+    return choice, error
+
+
+def switch_summary(summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
+    """In place, and without reading what stays on; log-weights, curve and slope must be contiguous."""
+    drift, heads = summary.drift, choice.numel()
+    weights = summary.log_weight.numel() // max(1, heads)
+    moving = (drift.curve, drift.slope) if drift is not None else (summary.log_weight,) * 2
+    if not summary.log_weight.numel():
+        return summary
+    blocks = min(64, cdiv(max(t.numel() for t in (summary.log_weight, *moving)), heads * 1024))
+    switch_kernel[(heads * blocks,)](
+        choice.contiguous(),
+        summary.log_weight,
+        *moving,
+        weights,
+        *(t.numel() // heads for t in moving),
+        blocks,
+        DRIFT=drift is not None,
+        BLOCK=1024,
+        num_warps=4,
+    )
+    return summary

@@ -1,0 +1,214 @@
+"""The pair budget of every head: what cells are worth, which buckets of equal worth they fall into, and what
+their mass leaves out. `fill.py` then takes them."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .fill import fill
+from .shapes import padded
+from .sort import sort_labels
+from .worth import cell_worth
+
+# Buckets of cells of nearly the same worth, the best first. Worth is the log of a share per key; around that
+# of a head without any preference, where budgets often end, buckets are narrow.
+BUCKETS = tl.constexpr(1023)
+NARROW, WIDE = tl.constexpr(256.0), tl.constexpr(16.0)  # per unit of the logarithm
+BEFORE, BEHIND = tl.constexpr(256), tl.constexpr(768)  # the narrow buckets lie between these
+STRETCH, BLOCK = 4096, 32  # cells that one program sorts into buckets, and compares with each other
+
+
+@triton.jit
+def bucket_of(worth, level):
+    """The bucket of a worth, rising as it falls; narrow within 1 of `level`."""
+    x = level - worth
+    near = BEFORE + (x + 1.0) * NARROW
+    far = tl.where(x < 0.0, BEFORE + (x + 1.0) * WIDE, BEHIND + (x - 1.0) * WIDE)
+    place = tl.floor(tl.where(tl.abs(x) < 1.0, near, far))
+    return tl.minimum(tl.maximum(place, 0.0), BUCKETS - 1.0).to(tl.int32)
+
+
+@triton.jit
+def worth_kernel(
+    MASS,  # [B, H, CQ, CK] fp32 strided over the last dimension only: log of the mass, or of its share
+    QUERY_SIZES,  # [B, H, CQ] int64
+    KV_SIZES,  # [B, H, >= CK] int64
+    WORTH,  # [B, H, >= CK] fp32, log of what a unit of mass counts, or any pointer
+    BASE,  # [B, H, CQ] fp32: log of the mass of a row
+    BIAS,  # [rankings, B, H, free] fp32: log of what a share of the row's mass counts, per key
+    BUCKET,  # [rankings, B, H, CQ, free] int16
+    BEST,  # [rankings, B, H, CQ] int32: the best cell of every query group
+    CELLS,  # [n, B, H, CQ, free] uint8: what is kept whatever it costs
+    CQ,
+    CK,
+    free,
+    sr,  # step from one row of MASS to the next
+    ss,  # step from one head of KV_SIZES and WORTH to the next
+    rows_of_all,  # B * H * CQ
+    number,
+    step,  # from one budget of CELLS to the next
+    BC: tl.constexpr,
+    SHARES: tl.constexpr,  # whether MASS holds shares; otherwise groups of NaN are kept, and count as nothing
+    WEIGHED: tl.constexpr,  # whether the first ranking is by WORTH
+    RANKINGS: tl.constexpr,  # the last one is by mass alone, if there are two
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = row // CQ
+    rows = tl.load(QUERY_SIZES + row)
+    base = tl.zeros([], tl.float32)
+    if not SHARES:
+        top = tl.full([BC], -float("inf"), tl.float32)
+        total = tl.zeros([BC], tl.float32)
+        for first in range(0, CK, BC):
+            ids = first + tl.arange(0, BC)
+            mass = tl.load(MASS + row * sr + ids, mask=ids < CK, other=-float("inf"))
+            mass = tl.where(mass == mass, mass, -float("inf"))
+            new_top = tl.maximum(top, mass)
+            safe = tl.where(new_top == -float("inf"), 0.0, new_top)
+            total = total * tl.exp(top - safe) + tl.exp(mass - safe)
+            top = new_top
+        peak = tl.max(top, 0)
+        safe = tl.where(peak == -float("inf"), 0.0, peak)
+        base = safe + tl.log(tl.sum(total * tl.exp(top - safe), 0))
+    tl.store(BASE + row, base)
+    all_keys = tl.zeros([], tl.int64)
+    for first in range(0, free, BC):
+        ids = first + tl.arange(0, BC)
+        all_keys += tl.sum(tl.load(KV_SIZES + head * ss + ids, mask=ids < free, other=0), 0)
+    level = -tl.log(tl.maximum(all_keys, 1).to(tl.float32))
+    for ranking in tl.static_range(RANKINGS):
+        best = tl.full([BC], -float("inf"), tl.float32)
+        place = tl.zeros([BC], tl.int32)
+        for first in range(0, free, BC):
+            ids = first + tl.arange(0, BC)
+            here = ids < free
+            keys = tl.load(KV_SIZES + head * ss + ids, mask=here, other=0)
+            mass = tl.load(MASS + row * sr + ids, mask=here, other=-float("inf"))
+            occupied = (keys > 0) & (rows > 0)
+            if not SHARES and ranking == 0:
+                always = (occupied & (mass != mass)).to(tl.uint8)
+                for n in range(0, number):
+                    tl.store(CELLS + n * step + row * free + ids, always, mask=here)
+            bias = -tl.log(tl.maximum(keys, 1).to(tl.float32))
+            if WEIGHED and ranking == 0:
+                bias += tl.load(WORTH + head * ss + ids, mask=here, other=0.0)
+            # one row of every head writes what all of them find
+            tl.store(BIAS + head * free + ids, bias, mask=here & (row % CQ == 0))
+            worth = tl.where(occupied, cell_worth(mass, base, bias, SHARES), -float("inf"))
+            tl.store(BUCKET + row * free + ids, bucket_of(worth, level).to(tl.int16), mask=here)
+            better = worth > best
+            best = tl.where(better, worth, best)
+            place = tl.where(better, ids, place)
+        top_worth = tl.max(best, 0)
+        first_best = tl.min(tl.where(best == top_worth, place, free), 0)
+        tl.store(BEST + row, tl.where(top_worth == -float("inf"), 0, first_best))
+        BIAS += rows_of_all // CQ * free
+        BUCKET += rows_of_all * free
+        BEST += rows_of_all
+
+
+@triton.jit
+def missed_kernel(
+    MASS,  # [B, H, CQ, CK] fp32
+    CELLS,  # [n, B, H, CQ, CK] uint8
+    OUT,  # [n, B, H, CQ] fp32
+    CK,
+    rows,  # B * H * CQ
+    number,
+    BC: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    ids = tl.arange(0, BC)
+    mass = tl.load(MASS + row * CK + ids, mask=ids < CK, other=-float("inf"))
+    mass = tl.where(mass == mass, mass, -float("inf"))
+    top = tl.max(mass, 0)
+    weight = tl.exp(mass - tl.where(top == -float("inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    total = tl.where(total > 0.0, total, 1.0)  # a row without any mass misses none
+    for n in range(0, number):
+        at = (n * rows + row) * CK + ids
+        kept = tl.load(CELLS + at, mask=ids < CK, other=1) != 0
+        tl.store(OUT + n * rows + row, tl.sum(tl.where(kept, 0.0, weight), 0) / total)
+
+
+def spend(
+    log_mass: Tensor,
+    query_sizes: Tensor,
+    kv_sizes: Tensor,
+    budgets: Tensor,
+    passes: int,
+    free: int,
+    shares: bool,
+    worth: Tensor | None = None,
+    weighed: int | None = None,
+) -> Tensor:
+    """log_mass [B, H, Cq, Ck], or its shares, sizes [B, H, .] int64, budgets [n, B, H] int64, and for the
+    first `weighed` of them worth [B, H, Ck] -> [n, B, H, Cq, free] bool"""
+    batch, heads, cq, ck = log_mass.shape
+    number, device = budgets.shape[0], log_mass.device
+    make = torch.zeros if shares else torch.empty  # otherwise the first kernel writes what is always kept
+    cells = make(number, batch, heads, cq, free, dtype=torch.uint8, device=device)
+    if cells.numel() == 0:
+        return cells.bool()
+    weighed = number if worth is None or weighed is None else weighed
+    rankings = 1 if weighed == number else 2
+    mass = log_mass if _steady(log_mass) else log_mass.contiguous()
+    query_sizes, kv_sizes = query_sizes.contiguous(), kv_sizes.contiguous()
+    base = torch.empty(batch, heads, cq, dtype=torch.float32, device=device)
+    bias = torch.empty(rankings, batch, heads, free, dtype=torch.float32, device=device)
+    bucket = torch.empty(rankings, batch, heads, cq, free, dtype=torch.int16, device=device)
+    best = torch.empty(rankings, batch, heads, cq, dtype=torch.int32, device=device)
+    worth_kernel[(batch * heads * cq,)](
+        mass, query_sizes, kv_sizes, mass if worth is None else worth.contiguous(), base, bias, bucket, best,
+        cells, cq, ck, free, mass.stride(2), kv_sizes.shape[-1], batch * heads * cq, number,
+        batch * heads * cq * free, BC=min(1024, padded(ck)), SHARES=shares, WEIGHED=worth is not None,
+        RANKINGS=rankings, num_warps=8, enable_fp_fusion=False,
+    )  # fmt: skip
+    order, starts = sort_labels(bucket.view(rankings * batch * heads, -1), BUCKETS.value, STRETCH, torch.int32, BLOCK)
+    fill(
+        order,
+        starts,
+        bucket,
+        mass,
+        base,
+        bias,
+        best,
+        query_sizes,
+        kv_sizes,
+        budgets.contiguous(),
+        cells,
+        passes,
+        weighed,
+        shares,
+    )
+    return cells.view(torch.bool)
+
+
+def missed_mass(log_mass: Tensor, cells: Tensor) -> Tensor:
+    """log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32"""
+    number, *shape = cells.shape
+    out = torch.empty(cells.shape[:-1], dtype=torch.float32, device=cells.device)
+    if out.numel():
+        missed_kernel[(out[0].numel(),)](
+            log_mass.contiguous(),
+            cells.contiguous().view(torch.uint8),
+            out,
+            shape[-1],
+            out[0].numel(),
+            number,
+            BC=padded(shape[-1]),
+            num_warps=4,
+        )
+    return out
+
+
+def _steady(x: Tensor) -> bool:
+    """Whether every row lies one fixed step behind the one before, its values side by side."""
+    _, heads, groups, _ = x.shape
+    step = x.stride(2)
+    whole = x.stride(1) == step * groups and (x.shape[0] == 1 or x.stride(0) == step * groups * heads)
+    return x.stride(3) == 1 and whole

@@ -1,0 +1,295 @@
+"""`residua bench gpu`: measurements that a user with a GPU runs once and sends back.
+
+We have no GPU, so none of this was measured by us. A backend is checked first; times of a wrong result are
+never reported.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ... import __version__
+from ...api import attention
+from ...config import Config
+from ...errors import BackendError, InputError
+from ...method.grouping.partition import group_tokens
+from ...method.inputs import validate
+from ...method.reconstruction.expansion import expand
+from ...method.reconstruction.slots import assign_slots
+from ...method.route import route_cells
+from ...method.row_error import row_errors
+from ...method.sizes import resolve
+from ...ops.backend import Backend, Demand
+from ...ops.gpu_cache import remember
+from ...ops.select import backends
+from ...state import State
+from ...synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
+from ...types import Call, Route, SummaryKeys
+from .attention import DTYPES
+from .check import ROUNDING, kernel_error
+from .dense import dense_kernels
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEADS_AT_ONCE = 4
+MAX_CALL_ERROR = 0.5  # mean error of a call that no head can have unless something is broken
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class GpuTask:
+    """What to measure; the defaults are a call of HunyuanVideo at 720p."""
+
+    tokens: int = 75600
+    heads: int = 24
+    head_dim: int = 128
+    dtype: str = "bf16"
+    density: float = 0.22
+    concentration: str = "medium"
+    repeats: int = 10
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise InputError(f"dtype={self.dtype!r}: wanted one of {', '.join(DTYPES)}")
+        if self.concentration not in CONCENTRATIONS:
+            wanted = ", ".join(CONCENTRATIONS)
+            raise InputError(f"concentration={self.concentration!r}: wanted one of {wanted}")
+        for name in ("tokens", "heads", "head_dim", "repeats"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: wanted at least 1")
+
+    def call(self, device: torch.device) -> Call:
+        """A synthetic call on the device, generated a few heads at a time."""
+        grid, level = grid_for(self.tokens), CONCENTRATIONS[self.concentration]
+        parts = []
+        for first in range(0, self.heads, HEADS_AT_ONCE):
+            heads = min(HEADS_AT_ONCE, self.heads - first)
+            recipe = replace(VideoLike(grid, heads, self.head_dim, level), seed=first)
+            parts.append([x.to(device) for x in video_like(recipe, DTYPES[self.dtype])])
+        return validate(*(torch.cat(same, dim=1) for same in zip(*parts, strict=True)))
+
+
+def require_gpu() -> torch.device:
+    """The GPU to measure, or an error that says what is missing."""
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"torch {torch.__version__} sees no CUDA device, and `residua bench gpu` measures nothing else; "
+            "run it on a machine with an NVIDIA GPU, or measure the CPU with `residua bench attention`"
+        )
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def measure(task: GpuTask, device: torch.device, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """Everything about one task on one device, as plain values for JSON."""
+    progress("making a call")
+    call = task.call(device)
+    dense_ms: dict[str, Any] = {}
+    dense = None
+    for name, kernel in dense_kernels(call.q, call.k, call.v, call.scale).items():
+        progress(f"dense: {name}")
+        dense_ms[name], out = _try_dense(kernel, task.repeats, device)
+        dense = out if dense is None else dense
+    if dense is None:
+        raise BackendError(f"no dense kernel took the call, so there is nothing to compare with: {dense_ms}")
+    found = {}
+    for name, backend in backends().items():
+        reasons = backend.reasons(Demand.of(call))
+        if reasons or name == "reference":
+            found[name] = {"reasons": reasons or ["what the others are measured by, too slow itself"]}
+            continue
+        progress(f"backend: {name}")
+        found[name] = measure_backend(task, call, backend, dense, progress)
+    if device.type == "cuda":  # `auto` uses what was measured here
+        timed = {name: row["call_ms"] for name, row in found.items() if "call_ms" in row}
+        remember(device, order=sorted(timed, key=lambda name: timed[name]))
+    facts = environment(device)
+    return {"task": asdict(task), "environment": facts, "dense_ms": dense_ms, "backends": found}
+
+
+def _try_dense(kernel: Callable[[], Tensor] | str, repeats: int, device: torch.device) -> tuple[Any, Any]:
+    if isinstance(kernel, str):
+        return kernel, None
+    try:
+        return milliseconds(kernel, repeats, device), kernel()
+    except RuntimeError as error:  # SDPA's way to say that a kernel does not take the call
+        return f"refused: {str(error).splitlines()[0]}", None
+
+
+def measure_backend(task: GpuTask, call: Call, backend: Backend, dense: Tensor, progress: Progress) -> dict[str, Any]:
+    """Checks a backend's kernel, then times its primitives and whole calls."""
+    config = Config(density=task.density, backend=backend.name)
+    device = call.q.device
+    with torch.no_grad():
+        works, route, summary = primitives(call, config, backend)
+        out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
+        bare, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
+        # checked as timed: the kernel without a summary, and with one that has a drift
+        error = _worst(kernel_error(call, route, bare), kernel_error(call, route, out, summary))
+        if not error <= ROUNDING[call.q.dtype]:
+            limit = ROUNDING[call.q.dtype]
+            return {"wrong": f"rows differ from fp64 by {error:.3g}, more than {limit:g}: no times are reported"}
+        again, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
+        del bare
+        times = {}
+        for name, work in works.items():
+            progress(f"{backend.name}: {name}")
+            times[name] = milliseconds(work, task.repeats, device)
+    progress(f"{backend.name}: calls")
+    report = {"kernel_error": error, "bit_identical": torch.equal(out, again), "primitives_ms": times}
+    del out, again
+    calls = _measure_calls(task, call, config, dense)
+    return calls if "wrong" in calls else {**report, **calls}
+
+
+def _worst(*errors: float) -> float:
+    """The largest; NaN if one is NaN, which `max` might drop."""
+    return float(torch.tensor(errors, dtype=torch.float64).max())
+
+
+def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> dict[str, Any]:
+    device, state = call.q.device, State()
+
+    def run(**options: Any) -> Any:
+        return attention(call.q, call.k, call.v, config, state, **options)
+
+    run()  # compiles kernels that are not compiled yet
+    state.reset()
+    cold = milliseconds(run, 1, device)
+    warm = milliseconds(run, task.repeats, device)
+    stages = []
+    for _ in range(task.repeats):
+        _, receipt = run(return_receipt=True, time_stages=True)
+        stages.append(receipt.timings.seconds)
+    peak = peak_bytes(run, device)
+    out, receipt = run(return_receipt=True)
+    mean, p99 = row_errors(out, dense)
+    if not mean <= MAX_CALL_ERROR:
+        return {"wrong": f"the whole call differs from dense attention by {mean:.3g}: no times are reported"}
+    return {
+        "cold_ms": cold,
+        "call_ms": warm,
+        "stages_ms": {name: 1e3 * statistics.median(s[name] for s in stages) for name in stages[0]},
+        "density": receipt.density,
+        "routed_density": float(receipt.pairs.density("routed")),
+        "mean_error": mean,
+        "p99_error": p99,
+        "estimated_error": receipt.error,
+        "peak_extra_bytes": peak,
+    }
+
+
+def primitives(
+    call: Call, config: Config, backend: Backend
+) -> tuple[dict[str, Callable[[], object]], Route, SummaryKeys]:
+    """Each primitive as it is used inside a call, ready to be timed, and the resulting route and summary."""
+    sizes = resolve(config, call)
+    grouping = group_tokens(call, config, sizes, None, backend)
+    route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
+    batch, heads, _, dim = call.q.shape
+    rank = sizes.query_rank
+    factor = torch.eye(dim, rank, device=call.q.device).expand(batch, heads, dim, rank)
+    x = backend.project(call.q, factor, True).flatten(0, 1)  # [B * H, N, R]
+    centres = x[:, : sizes.query_groups].contiguous()
+    anchors = grouping.anchors
+    mass = backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
+    wanted = torch.ones(batch, heads, dtype=torch.bool, device=call.q.device)
+    slots = assign_slots(route, grouping, mass, sizes.single_slots, sizes.merged_slots, wanted, backend)
+    summary = expand(call, grouping, slots, sizes.drift_rank, backend)
+    coordinates = backend.project(call.k, factor[:, : call.k.shape[1], :, : sizes.drift_rank], False)
+    rows = call.q[:, :, : max(1, sizes.probes)]
+    out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], device=call.q.device)
+    left, right, bias = out[:, :, :1, :].mT, out[:, :, :1], out[:, :, 0]
+    return (
+        {
+            "project": lambda: backend.project(call.q, factor, True),
+            "kmeans_step": lambda: backend.kmeans_step(x, centres, None),
+            "group_means": lambda: backend.group_means(call.k, grouping.kv),
+            "gather_rows": lambda: backend.gather_rows(call.k, grouping.kv.order),
+            "cell_mass": lambda: backend.cell_mass(anchors, call.k, grouping.kv, call.scale),
+            "slot_means": lambda: backend.slot_means(
+                anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale, slots.near, slots.single
+            ),
+            "group_covariance": lambda: backend.group_covariance(coordinates, call.v, grouping.kv),
+            "attend": lambda: backend.attend(call.q, call.k, call.v, route, call.scale),
+            "attend, with a summary": lambda: backend.attend(call.q, call.k, call.v, route, call.scale, summary),
+            "attend_rows": lambda: backend.attend_rows(rows, call.k, call.v, None, call.scale),
+            "add_affine": lambda: backend.add_affine(out, left, right, bias, call.q.dtype),
+        },
+        route,
+        summary,
+    )
+
+
+def milliseconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Median time of `work` after one run to warm up, which also compiles its kernels."""
+    if repeats > 1:
+        work()
+    times = []
+    for _ in range(repeats):
+        start = _now(device)
+        work()
+        times.append(_now(device) - start)
+    return 1e3 * statistics.median(times)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
+    """Device memory that `work` needs beyond what is held already."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    return int(torch.cuda.max_memory_allocated(device) - before)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the numbers depend on; nothing that identifies the user or the machine."""
+    found: dict[str, Any] = {"residua": __version__, "torch": torch.__version__, "device": device.type}
+    for package in ("triton", "flashinfer-python", "flash-attn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found["gpu"] = properties.name
+        found["capability"] = f"sm_{properties.major}{properties.minor}"
+        found["processors"] = properties.multi_processor_count
+        found["memory_bytes"] = properties.total_memory
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """The report for a terminal: dense kernels, then backends."""
+    from rich.table import Table
+
+    dense = Table("dense kernel", "ms", title="Dense attention")
+    for name, value in report["dense_ms"].items():
+        dense.add_row(name, f"{value:.2f}" if isinstance(value, float) else f"[dim]{value}[/dim]")
+    best = min((v for v in report["dense_ms"].values() if isinstance(v, float)), default=float("nan"))
+    columns = ("backend", "call ms", "speed-up", "kernel ms", "cold ms", "density", "mean error", "p99 error")
+    sparse = Table(*columns, title="Sparse attention, against the fastest dense kernel")
+    for name, found in report["backends"].items():
+        if "call_ms" not in found:
+            sparse.add_row(name, found.get("wrong") or "; ".join(found["reasons"]))
+            continue
+        times = (found["call_ms"], best / found["call_ms"], found["primitives_ms"]["attend"], found["cold_ms"])
+        shares = (found["density"], found["mean_error"], found["p99_error"])
+        sparse.add_row(name, *(f"{t:.2f}" for t in times), *(f"{s:.4f}" for s in shares))
+    return [dense, sparse]

@@ -1,0 +1,221 @@
+"""The application object with which every command registers, and what all commands share."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+
+from ...errors import InputError, ResiduaError
+
+TRACEBACK = "RESIDUA_TRACEBACK"  # set to anything: an unexpected error prints its traceback
+MIN_COLUMNS = 72
+# How help names the type of an option; a flag takes no value.
+METAVARS = {bool: "", int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
+# Other packages log what only concerns their developers; users who want it set these variables.
+QUIET = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
+
+# The order of `residua --help`: what a newcomer needs first. Commands that are not named here come last.
+ORDER = ("doctor", "demo", "generate", "compare", "tune", "evaluate", "plan", "bench", "capture")
+
+RENAMED_OPTIONS = {"--repair": "--reconstruction", "--repairs": "--reconstructions", "--profile": "--time-stages"}
+RENAMED_COMMANDS = {"repairs": "reconstructions"}
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _PlainHelp:
+    """Shows no type beside `--help`, which is a flag."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+class PlainCommand(_PlainHelp, TyperCommand):
+    """A command. Its arguments are shown by name, without `<str>` beside it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if isinstance(param, TyperArgument):
+                setattr(param, "display_type_rich", lambda ctx: "")  # noqa: B010
+
+
+class PlainGroup(_PlainHelp, TyperGroup):
+    """A group of commands. Names of older versions are refused with a hint to the new name."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        place = {name: number for number, name in enumerate(ORDER)}
+        return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(ORDER)))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place, argument in enumerate(args):
+            name = argument.split("=", 1)[0]
+            if name in RENAMED_OPTIONS or (place == 0 and name in RENAMED_COMMANDS):
+                ctx.fail(f"{name} is now called {(RENAMED_OPTIONS | RENAMED_COMMANDS)[name]}")
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with readable_interrupts():
+            return super().make_context(*given, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        with readable_interrupts():
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=PlainGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Training-free sparse attention for video diffusion transformers (SparsePR).",
+)
+console = Console()
+complaints = Console(stderr=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from ... import __version__
+
+        typer.echo(f"residua {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", module=r"residua(\.|$)")
+
+
+def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Command]:
+    """Registers a command. Its help shows types as words: INTEGER, not <int range>."""
+
+    def register(function: Command) -> Command:
+        # not typing.get_type_hints: for a default of None, Python 3.10 wraps the result in Optional, and
+        # typer does not find the option inside
+        hints = inspect.get_annotations(function, eval_str=True)
+        for name, hint in hints.items():
+            _name_type(name, hint)
+        function.__annotations__ = hints  # typer could not evaluate text annotations
+        group.command(cls=PlainCommand, **options)(function)
+        return function
+
+    return register
+
+
+def _name_type(name: str, hint: Any) -> None:
+    for option in getattr(hint, "__metadata__", ()):
+        if isinstance(option, typer.models.ArgumentInfo) and option.metavar is None:
+            option.metavar = name.upper()
+        if isinstance(option, typer.models.OptionInfo) and option.metavar is None:
+            found = (METAVARS[kind] for kind in _kinds(get_args(hint)[0]) if kind in METAVARS)
+            option.metavar = next(found, None)
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    """A type and all types inside it: `list[str] | None` contains `str`."""
+    yield hint
+    for inner in get_args(hint):
+        yield from _kinds(inner)
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turns an error into one line and an exit code: 2 for what the user can fix, 1 for the rest."""
+    try:
+        with readable_interrupts():
+            yield
+    except ResiduaError as error:
+        _complain(str(error))
+        raise typer.Exit(2) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        line, status = _one_line(error)
+        _complain(line)
+        raise typer.Exit(status) from None
+
+
+@contextmanager
+def readable_interrupts() -> Iterator[None]:
+    """Turns Ctrl-C into one line and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complaints.print("[yellow]stopped[/yellow]")
+        raise typer.Exit(130) from None
+
+
+def _one_line(error: Exception) -> tuple[str, int]:
+    """The message for an error that Residua did not raise, and the exit code."""
+    first = (str(error).strip().splitlines() or ["no message"])[0][:400]
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}", 2
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"out of memory ({first}): a smaller --size, fewer --frames, or --offload model", 2
+    return f"{type(error).__name__}: {first} ({TRACEBACK}=1 shows where it came from)", 1
+
+
+def _complain(text: str) -> None:
+    complaints.print(f"[red]error:[/red] {escape(visible(text))}", soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out: names in a file must not steer the terminal."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
+
+
+def writable(path: Path, force: bool) -> Path:
+    """Refuses to overwrite a file without `force`, to write through a link, and a place where nothing can be
+    written: before work is done whose result would be lost."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link: give the file itself")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists: choose another name, or add --force to replace it")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(f"{path}: {above} is not a folder that can be written to")
+    return path
+
+
+def show(table: RenderableType) -> None:
+    """Prints a table at least 72 columns wide: in fewer, numbers would be cut. A narrower terminal wraps the
+    lines instead."""
+    wide = console.width >= MIN_COLUMNS
+    printer = console if wide else Console(file=console.file, width=MIN_COLUMNS)
+    printer.print(table)
+
+
+def figures(title: str | None, *columns: str) -> Table:
+    """A table of numbers for a terminal of 80 columns: the name on the left, numbers right-aligned."""
+    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
+    return table

@@ -1,0 +1,274 @@
+"""`residua bench`: how fast a call is, compared with dense attention and with the theoretical limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ...errors import BackendError
+from ...util import json_text
+from .app import PlainGroup, app, command, console, figures, readable_errors, show, writable
+from .options import CONCENTRATIONS, RECONSTRUCTIONS, BackendName, ForceFile, numbers, whole_numbers
+
+if TYPE_CHECKING:
+    from ..bench.attention import Measurement
+
+bench = typer.Typer(
+    cls=PlainGroup, no_args_is_help=True, help="Measure speed, compared with dense attention and with the limit."
+)
+app.add_typer(bench, name="bench")
+
+Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
+HeadDim = Annotated[int, typer.Option(min=8, help="Channels of a head.")]
+Dtype = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
+ReconstructionName = Annotated[str, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the median is reported.")]
+
+
+@command(bench, epilog="Example:  residua bench attention --tokens 16384 --heads 2 --density 0.22 --json out.json")
+def attention(
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 16384,
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
+    dtype: Dtype = "fp32",
+    concentration: Annotated[str, typer.Option(help="broad, medium or sparse heads.")] = "medium",
+    reconstruction: ReconstructionName = "anchored",
+    backend: BackendName = "auto",
+    repeats: Repeats = 5,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
+    force: ForceFile = False,
+) -> None:
+    """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
+    with readable_errors():
+        from ..bench.attention import Task, measure, write_json
+
+        if json_path is not None:
+            writable(json_path, force)
+        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
+        with console.status("measuring ...") as status:
+            row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
+        try:
+            show(_table([row]))
+            show(_stages(row))
+        finally:  # whoever reads the table may have closed the pipe, as `head` does
+            if json_path is not None:
+                write_json(json_path, row.to_dict())
+
+
+@command(bench, epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
+def sweep(
+    tokens: Annotated[str, typer.Option(help="Token counts, comma separated.")] = "4096,8192,16384,32768,75600",
+    densities: Annotated[str, typer.Option(help="Densities, comma separated.")] = "0.12,0.22,0.35",
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    dtype: Dtype = "fp32",
+    reconstruction: ReconstructionName = "anchored",
+    backend: BackendName = "auto",
+    repeats: Repeats = 3,
+    out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path("residua-sweep"),
+    force: ForceFile = False,
+) -> None:
+    """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
+    with readable_errors():
+        from ..bench import sweep as sweeping
+        from ..bench.attention import Task, measure, write_json
+
+        files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
+        base = Task(
+            heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, reconstruction=reconstruction
+        )
+        todo = sweeping.tasks(base, whole_numbers("tokens", tokens), numbers("densities", densities))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        rows: list[Measurement] = []
+        with Progress(*columns, console=console) as bar:
+            line = bar.add_task("measuring", total=len(todo))
+            for task in todo:
+                bar.update(line, description=f"{task.tokens:,} tokens at {task.density:g}")
+                rows.append(measure(task))
+                bar.advance(line)
+                write_json(files[0], [row.to_dict() for row in rows])
+        sweeping.plot([row.to_dict() for row in rows], files[1])
+        show(_table(rows))
+        console.print(f"wrote {files[0]} and {files[1]}")
+
+
+@command(bench, epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")
+def synthetic(
+    tokens: Annotated[int, typer.Option(min=64, help="Video tokens of a call.")] = 8192,
+    heads: Heads = 2,
+    head_dim: HeadDim = 128,
+    density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
+    reconstruction: ReconstructionName = "anchored",
+    backend: BackendName = "auto",
+) -> None:
+    """Run the operator on broad, medium and sparse synthetic heads and compare it with dense attention."""
+    table = figures(
+        f"{reconstruction} against dense attention: {heads} heads x {head_dim}, density {density:g}",
+        "head",
+        "keys of\n95% mass",
+        "dense\nms",
+        "sparse\nms",
+        "cold\nms",
+        "speed\n-up",
+        "density",
+        "error\nmean",
+        "error\np99",
+        "mean,\nnone",
+    )
+    with readable_errors():
+        from ..bench.attention import Task, measure
+
+        base = Task(tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction)
+        with console.status("measuring ...") as status:
+            for name in CONCENTRATIONS:
+                status.update(f"measuring a {name} head ...")
+                task = replace(base, concentration=name)
+                row, dropped = measure(task), measure(replace(task, repeats=1, reconstruction="none"))
+                table.add_row(
+                    name,
+                    f"{task.key_fraction:.1%}",
+                    f"{row.dense_ms:.0f}",
+                    f"{row.call_ms:.0f}",
+                    f"{row.cold_ms:.0f}",
+                    f"{row.speedup:.2f}",
+                    f"{row.density:.1%}",
+                    f"{row.mean_error:.3f}",
+                    f"{row.p99_error:.3f}",
+                    f"{dropped.mean_error:.3f}",
+                )
+    show(table)
+    console.print(
+        f"{tokens} tokens, backend {row.backend}. Errors are relative to dense attention, per row: the "
+        f"output is an approximation. The speed-up can be {1 / density:.2f}x at most."
+    )
+
+
+@command(
+    bench,
+    epilog="Examples:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json;  "
+    "residua bench gpu --static --gpu h100 --model wan2.2",
+)
+def gpu(
+    tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of the call.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option(min=8, help="Channels of a head.")] = None,
+    density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
+    dtype: Dtype = "bf16",
+    repeats: Repeats = 10,
+    static: Annotated[
+        bool, typer.Option("--static", help="Estimate from counts and machine code; needs no GPU.")
+    ] = False,
+    gpu_name: Annotated[str, typer.Option("--gpu", help="With --static: h100, a100, 4090, 5090, b200, ...")] = "h100",
+    model: Annotated[str | None, typer.Option(help="With --static: the call of a model, such as wan2.2.")] = None,
+    json_path: Annotated[
+        str | None, typer.Option("--json", help="Also write the figures to this file; - prints only them.")
+    ] = None,
+    force: ForceFile = False,
+) -> None:
+    """Measure every backend on an NVIDIA GPU (send us the JSON), or estimate a call without one."""
+    with readable_errors():
+        from ..bench.attention import write_json
+
+        target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
+        if static:
+            report = _estimate(tokens, heads, head_dim, density, gpu_name, model, quiet=json_path == "-")
+        else:
+            report = _measure_gpu(tokens, heads, head_dim, density, dtype, repeats, quiet=json_path == "-")
+        if json_path == "-":
+            typer.echo(json_text.dumps(report, indent=2))
+        elif target is not None:
+            write_json(target, report)
+
+
+def _estimate(
+    tokens: int | None,
+    heads: int | None,
+    head_dim: int | None,
+    density: float,
+    gpu_name: str,
+    model: str | None,
+    quiet: bool,
+) -> dict:
+    from dev.gate.compile import missing
+    from dev.gpu_model import model as modelling
+    from dev.gpu_model import report
+    from dev.gpu_model.task import make_task
+
+    from ...hosts.gpus import find_gpu
+
+    reason = missing()
+    if reason:
+        raise BackendError(f"a static estimate compiles kernels: {reason}")
+    task, machine = make_task(tokens, heads, head_dim, density, model), find_gpu(gpu_name)
+    with console.status("tracing, routing and compiling ..."):
+        found = modelling.estimate(task, machine)
+        flash = report.yardstick(machine, task.head_dim) if task.head_dim in (64, 128) else None
+    if not quiet:
+        for table in report.tables(found, flash):
+            show(table)
+        for line in report.lines(found, flash):
+            console.print(line, markup=False, highlight=False)
+    return report.to_dict(found, flash)
+
+
+def _measure_gpu(
+    tokens: int | None, heads: int | None, head_dim: int | None, density: float, dtype: str, repeats: int, quiet: bool
+) -> dict:
+    from ..bench import gpu as measuring
+
+    device = measuring.require_gpu()
+    task = measuring.GpuTask(tokens or 75600, heads or 24, head_dim or 128, dtype, density, repeats=repeats)
+    with console.status("measuring ...") as status:
+        report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
+    for table in () if quiet else measuring.tables(report):
+        show(table)
+    return report
+
+
+def _table(rows: list[Measurement]) -> Table:
+    table = figures(
+        f"{rows[0].backend}, {rows[0].threads} threads, {rows[0].cpu}",
+        "tokens",
+        "density",
+        "dense\nms",
+        "call\nms",
+        "speed\n-up",
+        "in a\nrun",
+        "limit",
+        "kernel\n/limit",
+        "not\nkernel",
+        "error\nmean",
+        "error\np99",
+        "mem.\n/qkvo",
+    )
+    for row in rows:
+        memory = "?" if row.memory_ratio is None else f"{row.memory_ratio:.2f}"
+        table.add_row(
+            f"{row.task.tokens:,}",
+            f"{row.task.density:.2f}",
+            f"{row.dense_ms:.0f}",
+            f"{row.call_ms:.0f}",
+            f"{row.speedup:.2f}",
+            f"{row.run_speedup:.2f}",
+            f"{row.limit:.2f}",
+            f"{row.kernel_over_limit:.2f}",
+            f"{row.overhead:.0%}",
+            f"{row.mean_error:.3f}",
+            f"{row.p99_error:.3f}",
+            memory,
+        )
+    return table
+
+
+def _stages(row: Measurement) -> Table:
+    table = figures("Where the time of a warm call goes", "stage", "ms", "share")
+    total = sum(row.stages_ms.values())
+    for name, milliseconds in row.stages_ms.items():
+        table.add_row(name, f"{milliseconds:.1f}", f"{milliseconds / total:.1%}")
+    return table

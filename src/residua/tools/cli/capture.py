@@ -1,0 +1,99 @@
+"""`residua capture`: records the attention calls of a real run on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import typer
+
+from ...world.held_out import DEMO_PROMPT
+from .app import command, console, readable_errors
+from .options import Model, whole_numbers, words
+
+
+@command(epilog="Example:  residua capture --model world --layers 0,2,4 --heads 0,1 --steps 6,7 --out captures")
+def capture(
+    context: typer.Context,
+    model: Model = "world",
+    layers: Annotated[str | None, typer.Option(help="Layer numbers or names; default: all.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Head numbers.")] = "0,1",
+    steps: Annotated[
+        str | None, typer.Option(help="Denoising steps to record, from 0; default: at 1/3 and 2/3.")
+    ] = None,
+    branches: Annotated[str | None, typer.Option(help="Guidance branches, such as cond; default: all.")] = None,
+    run_steps: Annotated[int, typer.Option(min=1, help="Denoising steps of the run.")] = 20,
+    size: Annotated[str, typer.Option(help="Pixels: one side, or width x height.")] = "64",
+    frames: Annotated[int, typer.Option(min=1, help="Frames of the video.")] = 32,
+    prompt: Annotated[str, typer.Option(help="What to show.")] = DEMO_PROMPT,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, help="Largest size of the folder, in megabytes.")] = 1024,
+    quick: Annotated[bool, typer.Option("--quick", help="Few steps of a clip with 4,096 tokens.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the capture.")] = Path("captures"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing capture.")] = False,
+) -> None:
+    """Record q, k, v of chosen layers, heads and steps while a pipeline generates, dense.
+
+    Repeating the command adds what is missing; recording stops at the limit.
+    """
+    with readable_errors():
+        _capture(SimpleNamespace(**context.params))
+
+
+def _capture(given: SimpleNamespace) -> None:
+    import torch
+
+    from ..capture.recording import capture as record
+    from ..capture.writer import clear_capture
+    from ..generate import require_packages
+    from ..generate.loading import Placement, load
+    from ..generate.run import Request, parse_size
+    from .lab_progress import counter
+
+    require_packages()
+    if given.quick:
+        # 4,096 tokens of the model in the box: results from shorter calls say little
+        given.size, given.frames, given.run_steps, given.steps = "64", 16, 4, given.steps or "1,2"
+    run_steps = given.run_steps
+    steps = [run_steps // 3, 2 * run_steps // 3] if given.steps is None else whole_numbers("steps", given.steps)
+    request = Request(given.prompt, given.seed, run_steps, *parse_size(given.size), given.frames)
+    pipe = load(given.model, Placement())
+    if given.force:
+        clear_capture(given.out)
+    arguments = request.arguments(pipe)
+    pipe.set_progress_bar_config(disable=True)
+    name = given.model if given.model == "world" else Path(given.model).name
+    described = {
+        "prompt": given.prompt,
+        "seed": given.seed,
+        "steps": run_steps,
+        "size": given.size,
+        "frames": given.frames,
+        "torch": torch.__version__,
+    }
+    with counter("calls recorded") as tick:
+        recorder = record(
+            pipe,
+            given.out,
+            layers=_layers(given.layers),
+            steps=sorted(set(steps)),
+            heads=None if given.heads is None else whole_numbers("heads", given.heads),
+            branches=None if given.branches is None else words("branches", given.branches),
+            limit_bytes=given.limit << 20,
+            model=name,
+            run=described,
+            progress=tick,
+            **arguments,
+        )
+    console.print(f"{given.out}: {len(recorder.writer)} calls, {recorder.writer.bytes / 2**20:.1f} MB", soft_wrap=True)
+    if recorder.full:
+        console.print(f"stopped at the limit of {given.limit} MB; raise --limit to go on", soft_wrap=True)
+    for reason in sorted(recorder.skipped):
+        console.print(f"not recorded: {reason}", soft_wrap=True, markup=False)
+
+
+def _layers(text: str | None) -> list[int | str] | None:
+    if text is None:
+        return None
+    return [int(part) if part.lstrip("-").isdigit() else part for part in words("layers", text)]

@@ -1,0 +1,88 @@
+"""A live table for a suite: rows done, failed and running, time left, and means so far, by setting."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ..evaluate.records import Record
+from ..evaluate.rows import Row
+from ..evaluate.run import Watcher
+from ..evaluate.store import DONE, FAILED, Store
+from ..evaluate.suite import Suite
+from .app import console, figures
+
+REFRESHES = 2.0  # per second
+
+
+class Board(Watcher):
+    """The state of every setting; rich asks it for a table whenever it redraws."""
+
+    def __init__(self, suite: Suite) -> None:
+        self._names = [setting.name for setting in suite.settings]
+        self._wanted = dict.fromkeys(self._names, 0)
+        self._summaries: dict[str, Record] = {}
+        self._before = 0
+        self._began = time.monotonic()
+        self._store: Store | None = None
+
+    def begin(self, rows: Sequence[Row], finished: Sequence[dict[str, Any]], store: Store) -> None:
+        for row in rows:
+            self._wanted[row.setting] += 1
+        self._summaries = {row["id"]: row for row in finished}
+        self._before, self._store, self._began = len(finished), store, time.monotonic()
+
+    def told(self, summary: Record) -> None:
+        self._summaries[str(summary["id"])] = summary
+
+    def __rich__(self) -> Table:
+        total, known = sum(self._wanted.values()), list(self._summaries.values())
+        running = 0 if self._store is None else self._store.running()
+        title = f"{len(known)} of {total} rows, {running} running, {self._left(total)} left"
+        table = figures(title, "setting", "done", "failed", "left", "PSNR\ndB", "seconds")
+        for name in self._names:
+            rows = [row for row in known if row["setting"] == name]
+            done = [row for row in rows if row["status"] == DONE]
+            failed = sum(row["status"] == FAILED for row in rows)
+            table.add_row(
+                name,
+                str(len(done)),
+                str(failed) if failed else "",
+                str(self._wanted[name] - len(rows)),
+                _mean(done, "psnr", "{:.2f}"),
+                _mean(done, "seconds", "{:.2f}"),
+            )
+        return table
+
+    def _left(self, total: int) -> str:
+        made, left = len(self._summaries) - self._before, total - len(self._summaries)
+        if left and made < 1:
+            return "time unknown"
+        seconds = (time.monotonic() - self._began) / made * left if left else 0.0
+        hours, rest = divmod(round(seconds), 3600)
+        return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+def _mean(rows: Sequence[Record], name: str, form: str) -> str:
+    found = [float(row[name]) for row in rows if row[name] is not None and math.isfinite(row[name])]
+    return form.format(math.fsum(found) / len(found)) if found else "-"
+
+
+@contextmanager
+def live_table(suite: Suite) -> Iterator[Board]:
+    board = Board(suite)
+    # A console of its own on the current stdout, because Ray's output is redirected while it runs.
+    shown = Console(file=console.file, force_terminal=console.is_terminal)
+    if not shown.is_terminal:  # a log file gets the table once
+        yield board
+        shown.print(board)
+        return
+    with Live(board, console=shown, refresh_per_second=REFRESHES, redirect_stdout=False, redirect_stderr=False):
+        yield board

@@ -1,0 +1,160 @@
+"""Whether the balls still move as they should. Only for clips of the model in the box: their prompts say
+which balls there are, and the simulator says where they ought to be (`residua.world.physics`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...util import json_text
+from ..generate.run import Request
+from ..reports.tables import Table
+
+if TYPE_CHECKING:
+    from ...world.physics import Physics, Track
+
+MEANING = (
+    "Balls are found by their colour in every frame. A radius is that of the ball; lost counts balls that "
+    "are gone, torn or merged for more than a tenth of the frames, missed the bounces that are missing or "
+    "too many"
+)
+
+COLUMNS = ("method", "radii off the dense path", "off the simulator's", "balls lost", "bounces missed")
+
+
+@dataclass(frozen=True)
+class RunPhysics:
+    """Where the balls are in a sparse clip and in the dense clip, and where they ought to be."""
+
+    sparse: list[Track]
+    dense: list[Track] | None  # None: there is no dense clip
+    truth: list[Track] | None  # the simulator's; None: the first frame was given, the paths are unknown
+
+    @property
+    def from_dense(self) -> Physics | None:
+        """The sparse clip against the dense one."""
+        return _compared(self.sparse, self.dense)
+
+    @property
+    def from_truth(self) -> Physics | None:
+        """The sparse clip against the simulator."""
+        return _compared(self.sparse, self.truth)
+
+    @property
+    def dense_from_truth(self) -> Physics | None:
+        """The dense clip against the simulator: the model's own errors."""
+        return None if self.dense is None else _compared(self.dense, self.truth)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "sparse_from_dense": _plain(self.from_dense),
+            "sparse_from_simulator": _plain(self.from_truth),
+            "dense_from_simulator": _plain(self.dense_from_truth),
+        }
+
+
+@dataclass(frozen=True)
+class PhysicsRow:
+    """The physics of one way to generate; distances in radii, means over the prompts."""
+
+    from_dense: float | None
+    from_truth: float | None
+    lost: int  # balls, against the simulator if its paths are known, else against the dense clip
+    balls: int
+    missed: int  # bounces, against the same reference
+    bounces: int
+
+
+def run_physics(pipe: Any, request: Request, sparse: np.ndarray, dense: np.ndarray | None) -> RunPhysics | None:
+    """The physics of a clip; None if its model is not the one in the box.
+
+    Args:
+        pipe: The pipeline that made the clip.
+        request: What it was asked to generate.
+        sparse: Frames [T, H, W, 3] in [0, 1].
+        dense: The dense clip of the same request, if there is one.
+    """
+    if type(pipe).__name__ != "WorldPipeline":
+        return None
+    from ...world.physics import track_balls, true_tracks
+    from ...world.scenes import default_layout, parse_prompt
+    from ...world.simulator import simulate
+
+    scene = parse_prompt(request.prompt)
+    colours = [ball.colour for ball in scene.balls]
+    truth = None
+    if request.image is None:  # then the pipeline rendered the first frame from this layout
+        truth = true_tracks(scene, simulate([scene], [default_layout(scene)]), *sparse.shape[:3])
+    found = None if dense is None else track_balls(dense, colours)
+    return RunPhysics(track_balls(sparse, colours), found, truth)
+
+
+def mean_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
+    """Mean over the sparse clips of several prompts; None if one has no physics."""
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return _row([one.from_dense for one in known], [one.from_truth for one in known])
+
+
+def mean_dense_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
+    """Mean over the dense clips of several prompts, against the simulator; None if one has no physics."""
+    known = [one.dense_from_truth for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    return _row([None] * len(known), known)
+
+
+def physics_table(rows: Mapping[str, PhysicsRow | None], emphasis: str | None = None) -> list[Table]:
+    """A table of the physics of several ways to generate, by name; no table if none has any."""
+    known = {name: row for name, row in rows.items() if row is not None}
+    lines = tuple(
+        (
+            name,
+            _text(row.from_dense),
+            _text(row.from_truth),
+            f"{row.lost} of {row.balls}",
+            f"{row.missed} of {row.bounces}",
+        )
+        for name, row in known.items()
+    )
+    return [Table("Physics", COLUMNS, lines, f"{MEANING}.", emphasis)] if lines else []
+
+
+def _row(dense: Sequence[Physics | None], truth: Sequence[Physics | None]) -> PhysicsRow:
+    against = [a or b for a, b in zip(truth, dense, strict=True)]
+    kept = [one for one in against if one is not None]
+    return PhysicsRow(
+        _mean([None if one is None else one.position_error for one in dense]),
+        _mean([None if one is None else one.position_error for one in truth]),
+        lost=sum(one.lost + one.torn + one.merged for one in kept),
+        balls=sum(one.balls for one in kept),
+        missed=sum(one.missing_bounces + one.extra_bounces for one in kept),
+        bounces=sum(one.bounces for one in kept),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean; None if a value is missing, because a mean over other clips is not comparable."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _compared(tracks: list[Track], wanted: list[Track] | None) -> Physics | None:
+    from ...world.physics import compare_tracks
+
+    return None if wanted is None else compare_tracks(tracks, wanted)
+
+
+def _plain(physics: Physics | None) -> dict[str, Any] | None:
+    found = None if physics is None else {**asdict(physics), "kept": physics.kept}
+    return json_text.finite_only(found)

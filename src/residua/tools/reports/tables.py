@@ -1,0 +1,91 @@
+"""Tables of the lab as data, rendered for the terminal, for Markdown and for the page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TITLE_WIDTH = 10  # of a column in the terminal; wider if its cells are
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a name and values. Text is shown as it is; `emphasis` names the row of the method."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    emphasis: str | None = None
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), self.title
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "note": self.note,
+        }
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown, with bars in cells escaped."""
+
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+        ruler = "|---|" + "---:|" * (len(self.columns) - 1)
+        bold = [tuple(map(_bold, row)) if row[0] == self.emphasis else row for row in self.rows]
+        lines = [f"**{self.title}**", "", line(self.columns), ruler, *map(line, bold)]
+        return "\n".join([*lines, "", self.note] if self.note else lines) + "\n"
+
+    def rich(self, leave_out: Collection[str] = ()) -> Any:
+        """The table for a terminal, without the columns that are left out."""
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        table = RichTable(
+            title=escape(self.title),
+            title_justify="left",
+            caption_justify="left",
+            box=None,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        shown = [place for place, column in enumerate(self.columns) if column not in leave_out]
+        for place in shown:
+            if place == 0:
+                table.add_column(escape(self.columns[0]), overflow="fold")
+            else:
+                table.add_column(escape(self._narrow_title(place)), justify="right", vertical="bottom")
+        for row in self.rows:
+            style = "bold" if row[0] == self.emphasis else None
+            table.add_row(*(escape(row[place]) for place in shown), style=style)
+        table.caption = escape(self.note) if self.note else None
+        return table
+
+    def _narrow_title(self, place: int) -> str:
+        """The title of a column in lines that are no wider than its cells, so that names get the room."""
+        width = max(TITLE_WIDTH, *(len(row[place]) for row in self.rows), 0)
+        return "\n".join(textwrap.wrap(self.columns[place], width, break_long_words=False))
+
+
+def pair(mean: float, p99: float) -> str:
+    """`mean / p99` as the paper prints them."""
+    return f"{mean:.4f} / {p99:.4f}"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def share(value: float, digits: int = 1) -> str:
+    return f"{100 * value:.{digits}f} %"
+
+
+def _bold(cell: str) -> str:
+    return f"**{cell}**" if cell else ""

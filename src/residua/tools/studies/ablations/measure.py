@@ -1,0 +1,220 @@
+"""The paper's ablations (section 5.2) on captured calls. In every table all variants evaluate the same number
+of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows
+that no variant has probed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from ....config import Config
+from ....method.sizes import resolve
+from ....types import Grouping, Probes
+from ...capture.captures import CapturedCall
+from ..common import Watch, watched
+from ..results import Result
+from ..subject import Sparse, Subject
+
+DENSITIES = (0.12, 0.17, 0.22, 0.28, 0.35)
+QUICK_DENSITIES = (0.12, 0.22, 0.35)
+PROBE_COUNTS = (16, 32, 64, 128, 256)
+RANKS = (4, 8, 16, 32, 64)
+COLD_STEPS = (1, 2, 5, 10, 25)
+WARM_STEPS = (1, 2, 4, 8)
+RANDOM_DRAWS = 3
+
+PARTITION_TABLE, DENSITY_TABLE, PROBE_TABLE = ("partition and reconstruction", "density", "probes and estimator")
+COUNT_TABLE, RANK_TABLE, ITERATION_TABLE = "probe count", "reconstruction rank", "k-means iterations"
+
+SEMANTIC, KEY_RESPONSE = "semantic partition", "key-response K/V partition"
+RESPONSE, SEMANTIC_RECONSTRUCTED = "response-coupled partition", "semantic partition + probe reconstruction"
+OWN_PROBES = "semantic partition + probe reconstruction, probes of its own"
+SPARSEPR = "SparsePR"
+RANDOM, UNIFORM, STRATIFIED = ("random probes (mean of 3 draws)", "uniform spatiotemporal probes", "stratified probes")
+RIDGE, SUBSPACE = "ridge only", "ridge + probe-residual subspace"
+
+
+class Ablation:
+    """The tables of one call."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.config = subject.config
+        self.sizes = resolve(subject.config, subject.call)
+        self.response = subject.sparse(self._config("response"))
+        self.probes = subject.probes(self.response.grouping, self.sizes.probes, "stratified")
+
+    def _config(self, partition: str, density: float | None = None) -> Config:
+        return self.config.replace(partition=partition, density=density or self.config.density)
+
+    def _result(self, table: str, setting: str, errors: tuple[float, float], sparse: Sparse, probes: int) -> Result:
+        captured = self.subject.captured
+        used = probes / captured.tokens
+        executed, budget = sparse.density + used, sparse.allowed + used
+        return Result(table, setting, captured.model, captured.name, *errors, executed, budget=budget)
+
+    def _reconstructed(self, sparse: Sparse, probes: Probes, rank: int | None = None, subspace: bool = True) -> Tensor:
+        rank = self.sizes.residual_rank if rank is None else rank
+        return self.subject.reconstruction(sparse, probes, rank, self.config.ridge, subspace)
+
+    def partition_and_reconstruction(self) -> Iterator[Result]:
+        """Table 2."""
+        subject, count = self.subject, self.sizes.probes
+        semantic = subject.sparse(self._config("semantic"))
+        key_response = subject.sparse(self._config("key-response"))
+        own = subject.probes(semantic.grouping, count, "stratified")
+        hard = {SEMANTIC: semantic, KEY_RESPONSE: key_response, RESPONSE: self.response}
+        reconstructed = {
+            SEMANTIC_RECONSTRUCTED: (semantic, self.probes),
+            OWN_PROBES: (semantic, own),
+            SPARSEPR: (self.response, self.probes),
+        }
+        for setting, sparse in hard.items():
+            errors = subject.errors(sparse.out, self.probes, own)
+            yield self._result(PARTITION_TABLE, setting, errors, sparse, 0)
+        for setting, (sparse, probes) in reconstructed.items():
+            errors = subject.errors(self._reconstructed(sparse, probes), self.probes, own)
+            yield self._result(PARTITION_TABLE, setting, errors, sparse, count)
+
+    def density_sweep(self, densities: Sequence[float] = DENSITIES) -> Iterator[Result]:
+        """Table 3; the setting is `method @ density`."""
+        subject = self.subject
+        for density in densities:
+            kept = resolve(self._config("response", density), subject.call).probes
+            for partition, hard, reconstructed in (
+                ("semantic", SEMANTIC, SEMANTIC_RECONSTRUCTED),
+                ("response", RESPONSE, SPARSEPR),
+            ):
+                sparse = subject.sparse(self._config(partition, density))
+                grouping = subject.group(self._config("response", density))
+                probes = subject.probes(grouping, kept, "stratified")
+                errors = subject.errors(sparse.out, probes)
+                yield self._result(DENSITY_TABLE, f"{hard} @ {density:g}", errors, sparse, 0)
+                errors = subject.errors(self._reconstructed(sparse, probes), probes)
+                yield self._result(DENSITY_TABLE, f"{reconstructed} @ {density:g}", errors, sparse, kept)
+
+    def probe_design(self) -> Iterator[Result]:
+        """Table 4, with the response-coupled partition."""
+        subject, count, grouping = self.subject, self.sizes.probes, self.response.grouping
+        random = [subject.probes(grouping, count, "random", seed) for seed in range(RANDOM_DRAWS)]
+        uniform = self._uniform(count)
+        every = (self.probes, uniform, *random)
+
+        def errors(probes: Probes, subspace: bool = True) -> tuple[float, float]:
+            return subject.errors(self._reconstructed(self.response, probes, subspace=subspace), *every)
+
+        drawn = [errors(probes) for probes in random]
+        stratified = errors(self.probes)
+        found = {
+            RANDOM: (fmean(mean for mean, _ in drawn), fmean(p99 for _, p99 in drawn)),
+            UNIFORM: errors(uniform),
+            STRATIFIED: stratified,
+            RIDGE: errors(self.probes, subspace=False),
+            SUBSPACE: stratified,
+        }
+        for setting, pair in found.items():
+            yield self._result(PROBE_TABLE, setting, pair, self.response, count)
+
+    def _uniform(self, count: int) -> Probes:
+        """Evenly spread over frames, height and width; over the sequence if the grid is unknown."""
+        subject, grid = self.subject, self.subject.captured.grid
+        if grid is None or grid[0] * grid[1] * grid[2] != len(subject.rows):
+            return subject.probes(self.response.grouping, count, "uniform")
+        rows = subject.rows[lattice(grid, count)][None, None]
+        return subject.at(rows, subject.weights(self.response.grouping, rows))
+
+    def probe_budget(self) -> Iterator[Result]:
+        """More probes and more directions, on the same route."""
+        subject, grouping = self.subject, self.response.grouping
+        counts = [count for count in PROBE_COUNTS if count <= len(subject.rows) // 4]
+        sets = {count: subject.probes(grouping, count, "stratified") for count in counts}
+        for count, probes in sets.items():
+            rank = min(self.sizes.residual_rank, count)
+            errors = subject.errors(self._reconstructed(self.response, probes, rank), *sets.values())
+            yield self._result(COUNT_TABLE, f"{count}", errors, self.response, count)
+        for rank in RANKS:
+            if rank <= min(subject.call.v.shape[-1], self.sizes.probes):
+                errors = subject.errors(self._reconstructed(self.response, self.probes, rank), self.probes)
+                count = self.sizes.probes
+                yield self._result(RANK_TABLE, f"{rank}", errors, self.response, count)
+
+    def iterations(self, earlier: tuple[Tensor, Tensor] | None) -> Iterator[Result]:
+        """K-means steps from a cold start, and from the centroids of an earlier step of the same layer."""
+        subject, base = self.subject, self._config("response")
+        for steps in COLD_STEPS:
+            config = base.replace(kmeans_cold=steps)
+            yield from self._iterated(f"cold, {steps}", subject.group(config))
+        for steps in WARM_STEPS if earlier is not None else ():
+            config = base.replace(kmeans_warm=steps)
+            yield from self._iterated(f"warm, {steps}", subject.group(config, earlier))
+
+    def _iterated(self, setting: str, grouping: Grouping) -> Iterator[Result]:
+        sparse = self.subject.sparse(self._config("response"), grouping)
+        errors = self.subject.errors(self._reconstructed(sparse, self.probes), self.probes)
+        yield self._result(ITERATION_TABLE, setting, errors, sparse, self.sizes.probes)
+
+    @property
+    def centroids(self) -> tuple[Tensor, Tensor]:
+        """What the next step of this layer can start from."""
+        grouping = self.response.grouping
+        return grouping.query_centroids, grouping.kv_centroids[..., : self.sizes.kv_groups, :]
+
+
+def lattice(grid: tuple[int, int, int], count: int) -> Tensor:
+    """`count` tokens spread evenly over a grid, in its raster order; if no lattice has that many points,
+    evenly spaced tokens are added.  # [count] int64"""
+    frames, height, width = grid
+    best, best_score = (1, 1, 1), (0, 0.0)
+    for a in range(1, min(frames, count) + 1):
+        for b in range(1, min(height, count // a) + 1):
+            c = min(width, count // (a * b))
+            gaps = torch.tensor([frames / a, height / b, width / c])
+            score = (a * b * c, -float(gaps.log().var()))
+            if score > best_score:
+                best, best_score = (a, b, c), score
+    t, y, x = (
+        (torch.arange(n) * 2 + 1) * side // (2 * n) for n, side in zip(best, grid, strict=True)
+    )  # centres of equal cells
+    rows = ((t[:, None, None] * height + y[:, None]) * width + x).flatten()
+    rest = torch.ones(frames * height * width, dtype=torch.bool)
+    rest[rows] = False
+    others = rest.nonzero()[:, 0]
+    missing = min(count - len(rows), len(others))
+    fill = others[torch.arange(missing) * len(others) // max(1, missing)]
+    return torch.cat([rows, fill]).sort().values
+
+
+def in_order(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
+    """Sorted so that the calls of a layer are together, in the order of their steps."""
+    return sorted(calls, key=lambda call: (call.model, str(call.layer), call.head, call.branch, call.step or 0))
+
+
+def series(call: CapturedCall) -> tuple[str, int | str, int, str]:
+    return call.model, call.layer, call.head, call.branch
+
+
+@torch.no_grad()
+def measure(
+    calls: Sequence[CapturedCall], config: Config, quick: bool = False, watch: Watch | None = None
+) -> list[Result]:
+    """Every table on every call, one call in memory at a time."""
+    ordered = in_order(calls)
+    several_steps = max(Counter(map(series, ordered)).values()) > 1
+    results: list[Result] = []
+    centroids: dict[object, tuple[Tensor, Tensor]] = {}  # of the last call of each layer
+    for captured in watched(ordered, watch):
+        ablation = Ablation(Subject(captured, config))
+        results += ablation.partition_and_reconstruction()
+        results += ablation.density_sweep(QUICK_DENSITIES if quick else DENSITIES)
+        results += ablation.probe_design()
+        if not quick:
+            results += ablation.probe_budget()
+            earlier = centroids.get(series(captured))
+            if earlier is not None or not several_steps:
+                results += ablation.iterations(earlier)
+            centroids[series(captured)] = ablation.centroids
+    return results

@@ -1,0 +1,38 @@
+"""Where the time of a call goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..types import Timings
+
+
+class Stopwatch:
+    """Measures the time of each stage. Switched off, it costs nothing and never waits for the device."""
+
+    def __init__(self, enabled: bool, device: torch.device) -> None:
+        self._enabled = enabled
+        self._device = device
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        if not self._enabled:
+            yield
+            return
+        start = self._now()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - start
+
+    @property
+    def timings(self) -> Timings | None:
+        return Timings(self._seconds) if self._enabled else None
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

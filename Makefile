@@ -47,6 +47,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Compiles every GPU kernel for every architecture; needs no GPU.
 kernels: $(TEST_INSTALLED)

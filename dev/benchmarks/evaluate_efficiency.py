@@ -1,8 +1,8 @@
 """How much of two cores Ray leaves for the work: 24 rows with `residua evaluate` against a plain loop over
 them.
 
-    python dev/benchmarks/evaluate_efficiency.py                 # some minutes; on a quiet machine
-    python dev/benchmarks/evaluate_efficiency.py --out eff.json  # also as JSON
+    python -m dev.benchmarks.evaluate_efficiency                 # some minutes; on a quiet machine
+    python -m dev.benchmarks.evaluate_efficiency --out eff.json  # also as JSON
 
 Both make the same rows with the same code, each in a process of its own: the plain loop with all cores for
 one row at a time, Ray with one worker per core. `whole` counts everything from the start of the process to

@@ -1,6 +1,6 @@
 """Which test models of diffusers `accelerate(model, generic=True)` can make sparse.
 
-    python dev/benchmarks/generic_models.py PATH
+    python -m dev.benchmarks.generic_models PATH
 
 PATH is a checkout of diffusers, of about the installed version. Every transformer that its tests build is
 built as they do, also those that a family knows, and run dense and with Residua under a bound that no head

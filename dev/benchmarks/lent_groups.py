@@ -1,8 +1,8 @@
 """What it costs and saves to start a layer from the groups of another guidance branch, or of another
 transformer (docs/decisions/0017-groups-are-lent.md).
 
-    python dev/benchmarks/lent_groups.py --out lent                   # branches of the model in the box
-    python dev/benchmarks/lent_groups.py --out lent --second WEIGHTS  # and a second transformer like it
+    python -m dev.benchmarks.lent_groups --out lent                   # branches of the model in the box
+    python -m dev.benchmarks.lent_groups --out lent --second WEIGHTS  # and a second transformer like it
 
 Records the dense calls of four layers in runs of four steps with guidance, 8,192 tokens, one run for each of
 the first `--scenes` report scenes (a minute or two each; folders that exist are used again), then makes the

@@ -1,4 +1,4 @@
-"""Makes the pictures of the README and of the model's card: `python dev/benchmarks/make_pictures.py`.
+"""Makes the pictures of the README and of the model's card: `python -m dev.benchmarks.make_pictures`.
 
 Scenes of the model in the box that nothing was tuned on: as an animation, dense above sparse above their
 difference (docs/images/demo.webp), and as a sheet of frames with the simulator's clip above both

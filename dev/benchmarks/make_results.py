@@ -1,8 +1,8 @@
 """Measures everything that docs/results.md mentions and writes the tables to docs/results/.
 
-    python dev/benchmarks/make_results.py                  # calls of the model in the box, then whole generations
-    python dev/benchmarks/make_results.py --calls FOLDER   # also the studies of recorded calls that you have
-    python dev/benchmarks/make_results.py --only ablations # one study again
+    python -m dev.benchmarks.make_results                  # calls of the model in the box, then whole generations
+    python -m dev.benchmarks.make_results --calls FOLDER   # also the studies of recorded calls that you have
+    python -m dev.benchmarks.make_results --only ablations # one study again
 
 Each study runs as the command that its page names, so that anybody can repeat it alone. Errors do not depend
 on the machine; times do, and should be measured on a quiet one.

@@ -2,7 +2,7 @@
 docs/decisions/0010-what-the-paper-leaves-open.md, on any folder of recorded calls.
 
     residua capture --model world --frames 64 --layers 0,1,2,3,4,5 --steps 2 --run-steps 4 --out captures-16k
-    python dev/benchmarks/open_choices.py captures-16k
+    python -m dev.benchmarks.open_choices captures-16k
 
 Every setting is changed alone. Printed are mean and p99 of the relative row error, each the mean over the
 calls; the probe rows, which are exact, are among the rows.

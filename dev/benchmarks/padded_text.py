@@ -1,6 +1,6 @@
 """Padded text is neither computed nor counted: the error of the video's rows with and without that rule.
 
-    python dev/benchmarks/padded_text.py
+    python -m dev.benchmarks.padded_text
 
 One self-attention call with 8,320 video tokens at density 0.22, through the same object that `accelerate`
 uses. Queries, keys and values of the video are structured as in a video model (`residua.synthetic`: three

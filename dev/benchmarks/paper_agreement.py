@@ -1,8 +1,8 @@
 """How exactly `Config.paper()` is the paper: every recorded call against the fp64 implementation beside this
 file (paper_reference.py), which shares no code with the package.
 
-    residua capture --out captures && python dev/benchmarks/paper_agreement.py captures
-    python dev/benchmarks/paper_agreement.py captures --density 0.1 --backend portable --calls 4
+    residua capture --out captures && python -m dev.benchmarks.paper_agreement captures
+    python -m dev.benchmarks.paper_agreement captures --density 0.1 --backend portable --calls 4
 
 For each call it prints how many tokens the two put into different groups (rows between two centres, by
 rounding), whether they keep the same cells and take the same probes, and the largest and the mean difference
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 import residua
-from dev.benchmarks.paper_reference import Result, Settings, sparsepr
 from residua import Config
 from residua.method.grouping.partition import group_tokens
 from residua.method.reconstruction import RECONSTRUCTIONS, GroupedCall
@@ -29,6 +28,8 @@ from residua.ops.backend import Backend, Demand
 from residua.ops.select import choose_backend
 from residua.tools.capture.captures import read_captures
 from residua.types import Call
+
+from .paper_reference import Result, Settings, sparsepr
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How much of a fixed density text may take: error of the video's rows and cost of the call, by what text
 must leave of the density for the pairs that may be skipped.
 
-    python dev/benchmarks/text_budget.py
+    python -m dev.benchmarks.text_budget
 
 One cold call per row of the table, structured as in a video model (`padded_text.py`), text after the video:
 as many valid rows as in HunyuanVideo-1.5 (136, and 865 with a picture) and HunyuanVideo (256) beside 8,320

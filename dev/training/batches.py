@@ -10,10 +10,11 @@ import torch
 from diffusers.models.transformers.transformer_wan import WanTransformer3DModel
 from torch import Tensor
 
-from dev.training.clips import Clips, draw_clips
 from residua.world.model import PATCH, axes, coordinate_features, to_tokens
 from residua.world.renderer import camera_rays, frame_times, look_of, project, shade, shadow_place
 from residua.world.scenes import Scene
+
+from .clips import Clips, draw_clips
 
 # Tokens closer than this (in half-pictures) to a ball or a shadow are near; others are drawn at this rate.
 _NEAR, _FAR_RATE = 0.16, 0.06

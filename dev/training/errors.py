@@ -1,4 +1,4 @@
-"""The error of x0 by what the model sees of a clip: `python -m training.errors DIR/weights`.
+"""The error of x0 by what the model sees of a clip: `python -m dev.training.errors DIR/weights`.
 
 While a clip is sampled, the model sees all of its tokens. A cut that follows the ball betrays where it is:
 the error of such a cut says little about what sampling will do, only that of whole clips does.
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import torch
 
-from dev.training.batches import BatchShape, choose_tokens, make_batch, near_tokens
-from dev.training.clips import Clips, draw_clips
-from dev.training.strips import HELD_OUT_SEED
-from dev.training.trainer import VALIDATION_LEVELS, predict
 from residua.world import load_pipeline
 from residua.world.model import WorldModel
+
+from .batches import BatchShape, choose_tokens, make_batch, near_tokens
+from .clips import Clips, draw_clips
+from .strips import HELD_OUT_SEED
+from .trainer import VALIDATION_LEVELS, predict
 
 ONE_BALL = (1.0, 0.0, 0.0)
 CUTS = {
@@ -50,8 +51,8 @@ def error_near_balls(model: WorldModel, shape: BatchShape, clip: Clips, level: f
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m training.errors", description=__doc__)
-    parser.add_argument("weights", type=Path, help="a folder as written by python -m training.train")
+    parser = argparse.ArgumentParser(prog="python -m dev.training.errors", description=__doc__)
+    parser.add_argument("weights", type=Path, help="a folder as written by python -m dev.training.train")
     parser.add_argument("--clips", type=int, default=8)
     parser.add_argument("--levels", type=float, nargs="+", default=VALIDATION_LEVELS)
     parser.add_argument("--threads", type=int, default=1)

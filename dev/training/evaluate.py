@@ -1,4 +1,4 @@
-"""Evaluates weights: `python -m training.evaluate DIR/weights --out DIR/look`.
+"""Evaluates weights: `python -m dev.training.evaluate DIR/weights --out DIR/look`.
 
 Generates held-out clips, measures their physics against the simulator, and writes a strip per number of
 balls: the true clip above the generated one. Both decide whether a stage of the training is finished.
@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from dev.training.clips import Clips, draw_clips
-from dev.training.strips import HELD_OUT_SEED, contact_strip
 from residua.world import load_pipeline
 from residua.world.held_out import SEEDS, SETS
 from residua.world.physics import physics_of
@@ -25,6 +23,9 @@ from residua.world.pipeline import WorldPipeline
 from residua.world.renderer import render_video
 from residua.world.scenes import default_layout, parse_prompt
 from residua.world.simulator import simulate
+
+from .clips import Clips, draw_clips
+from .strips import HELD_OUT_SEED, contact_strip
 
 
 def evaluate(
@@ -91,8 +92,8 @@ def named_clips(prompts: tuple[str, ...]) -> Clips:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m training.evaluate", description=__doc__)
-    parser.add_argument("weights", type=Path, help="a folder as written by python -m training.train")
+    parser = argparse.ArgumentParser(prog="python -m dev.training.evaluate", description=__doc__)
+    parser.add_argument("weights", type=Path, help="a folder as written by python -m dev.training.train")
     parser.add_argument("--out", type=Path, required=True, help="folder for strips and evaluation.json")
     parser.add_argument("--balls", type=int, nargs="+", default=[1, 2, 3], choices=[1, 2, 3])
     parser.add_argument("--clips", type=int, default=8, help="per number of balls, of a set at most")

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dev.training.clips import draw_clips
 from residua.world.pipeline import WorldPipeline
 from residua.world.renderer import render_video
+
+from .clips import draw_clips
 
 HELD_OUT_SEED = 1_000  # clips of this series are never trained on
 

@@ -1,4 +1,4 @@
-"""Trains the world model from scratch: `python -m training.train --out DIR`.
+"""Trains the world model from scratch: `python -m dev.training.train --out DIR`.
 
 Every step draws its batch from a generator seeded by (seed, step), so an interrupted and resumed run gives
 the same result. DIR receives checkpoint.pt, weights/ (the EMA weights as a diffusers folder in fp16),
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from dev.training.strips import sample_strip
-from dev.training.trainer import Recipe, Trainer
+from .strips import sample_strip
+from .trainer import Recipe, Trainer
 
 
 class Reporter:
@@ -113,7 +113,7 @@ def plot_history(history: list[dict[str, float]], path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.training.train", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint, weights, plot and strips")
     parser.add_argument("--stop", type=int, help="stop after this step (the schedule stays the recipe's)")
     parser.add_argument("--threads", type=int, default=1)

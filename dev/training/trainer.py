@@ -13,13 +13,14 @@ import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
-from dev.training.batches import Batch, BatchShape, make_batch
-from dev.training.clips import draw_clips
-from dev.training.optim import Muon, fast_bfloat16
-from dev.training.strips import HELD_OUT_SEED
 from residua.world.model import WorldModel, build_model, forward_tokens
 from residua.world.pipeline import WorldPipeline
 from residua.world.scenes import MAX_BALLS
+
+from .batches import Batch, BatchShape, make_batch
+from .clips import draw_clips
+from .optim import Muon, fast_bfloat16
+from .strips import HELD_OUT_SEED
 
 # One ball: mostly many clips cut near the balls, mixed with whole frames and blocks of about as many tokens.
 ONE_BALL_SHAPES = (

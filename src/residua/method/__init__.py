@@ -1,0 +1,1 @@
+"""What is computed, in the order of a call. Never asks for a device."""

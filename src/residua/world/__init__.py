@@ -40,7 +40,7 @@ def load_pipeline(
 
     if not (Path(folder) / "model_index.json").is_file():
         raise FileNotFoundError(
-            f"{folder}: no model_index.json; wanted a folder as written by python -m training.train"
+            f"{folder}: no model_index.json; wanted a folder as written by python -m dev.training.train"
         )
     options = {} if torch_dtype is None else {"torch_dtype": torch_dtype}
     # Safetensors only: a pickle can run any code.

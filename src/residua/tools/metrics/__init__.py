@@ -1,0 +1,1 @@
+"""How far a video is from another one, or from the physics of its scene."""

@@ -19,7 +19,7 @@ SOURCES := pyproject.toml setup.py $(shell find src/residua/ops/native -name '*.
 FLASHINFER := flashinfer-python apache-tvm-ffi einops ninja nvidia-ml-py tabulate
 # Without the Triton kernels' tests: torch 2.8 fixes a Triton that is older than the one the kernels are written for.
 OLDEST_TOOLS := pytest pytest-xdist hypothesis peft
-CORE_TESTS := $(wildcard tests/test_*.py) $(addprefix tests/,budget execution grouping reconstruction)
+CORE_TESTS := $(wildcard tests/test_*.py) tests/method tests/ops
 # A floor against tests that silently stop running, well below what they reach. Kernels run in Triton's interpreter in
 # processes of their own, and are not counted.
 COVERAGE := --cov --cov-report=term --cov-fail-under=90
@@ -75,16 +75,16 @@ dist:
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 fuzz: $(INSTALLED)
-	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) --first $(SEED)
+	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) --first $(SEED)
 
 # The native library under AddressSanitizer and UBSan; `make sanitize KIND=thread` for data races.
 KIND ?= address
 sanitize: $(INSTALLED)
-	$(BIN)/python tests/fuzz/sanitize.py $(KIND)
+	$(BIN)/python -m tests.fuzz.sanitize $(KIND)
 
 # What docs/reliability.md says about load; takes some minutes.
 load: $(INSTALLED)
-	$(BIN)/python tests/fuzz/load.py
+	$(BIN)/python -m tests.fuzz.load
 
 install: $(INSTALLED)
 

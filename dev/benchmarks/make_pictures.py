@@ -28,7 +28,7 @@ from residua.world.held_out import DEMO_PROMPT, REPORT_PROMPTS
 from residua.world.renderer import render_video
 from residua.world.scenes import default_layout, parse_prompt
 
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SECONDS = 2  # of a clip
 PROMPTS = (DEMO_PROMPT, REPORT_PROMPTS[4], REPORT_PROMPTS[3], REPORT_PROMPTS[1])  # four floors, colours, skies
 PIXELS = 192  # of a clip in the animation

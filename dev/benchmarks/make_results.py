@@ -19,7 +19,7 @@ from pathlib import Path
 
 from residua.world.held_out import REPORT_PROMPTS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "results"
 # On scenes that were not used to choose any setting.
 CAPTURE = "capture --model world --heads 0,1 --prompt"

@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from cases import Case, make
 from torch import Tensor
 
 from residua import State, attention
@@ -20,6 +19,7 @@ from residua.ops.backend import Backend
 from residua.ops.native import library
 from residua.ops.reference import Reference
 from residua.ops.select import backends
+from tests.fuzz.cases import Case, make
 from tests.support.poison import NAN, NUMBERS, poisoned_memory
 
 CASES, PARTS = 2000, 40  # of every test run

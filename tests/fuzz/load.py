@@ -1,4 +1,4 @@
-"""Load trials for docs/reliability.md, each with its figure: `python tests/fuzz/load.py [name ...]`."""
+"""Load trials for docs/reliability.md, each with its figure: `python -m tests.fuzz.load [name ...]`."""
 
 from __future__ import annotations
 

@@ -1,19 +1,15 @@
-"""Runs random cases for some time and prints what breaks: `python tests/fuzz/run.py --seconds 600`."""
+"""Runs random cases for some time and prints what breaks: `python -m tests.fuzz.run --seconds 600`."""
 
 from __future__ import annotations
 
 import argparse
 import collections
-import sys
 import time
-from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
+import torch
 
-import torch  # noqa: E402
-from cases import make  # noqa: E402
-from checks import call, check, check_repeats  # noqa: E402
+from tests.fuzz.cases import make
+from tests.fuzz.checks import call, check, check_repeats
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Runs a part of the tests on a native library that watches itself: `python tests/fuzz/sanitize.py address`.
+"""Runs a part of the tests on a native library that watches itself: `python -m tests.fuzz.sanitize address`.
 
 "address" finds reads and writes out of bounds and undefined behaviour, "thread" finds data races. The library
 is built in a copy of the package under build/, so that the installed one stays as it is, by JOBS compilers at
@@ -22,8 +22,8 @@ KINDS = {"address": ("address,undefined", "libasan.so"), "thread": ("thread", "l
 CASES = {"address": "150", "thread": "40"}
 NATIVE = ("native", "native_covariance", "native_drift", "native_slots", "native_small", "native_stages")
 TESTS = {
-    "address": [*(f"execution/test_{name}.py" for name in NATIVE), "fuzz/test_routes.py"],
-    "thread": ["execution/test_native_threads.py"],
+    "address": [*(f"ops/test_{name}.py" for name in NATIVE), "fuzz/test_routes.py"],
+    "thread": ["ops/test_native_threads.py"],
 }
 
 
@@ -48,7 +48,7 @@ def build(kind: str) -> Path:
         subprocess.run(["g++", *flags, *own, "-c", str(source), "-o", str(target)], check=True)
         return str(target)
 
-    room = folder / "residua" / "execution" / "native"
+    room = folder / "residua" / "ops" / "native"
     with ThreadPoolExecutor(int(os.environ.get("JOBS", "2"))) as pool:
         objects = list(pool.map(compiled, sorted((room / "src").glob("*.cpp"))))
     subprocess.run(["g++", "-shared", *flags, *objects, "-o", str(room / "_native.so")], check=True)
@@ -69,7 +69,7 @@ def main() -> int:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "TSAN_OPTIONS": f"halt_on_error=0:exitcode=66:suppressions={ROOT / 'tests/fuzz/tsan.txt'}",
     }
-    fuzz = [sys.executable, str(ROOT / "tests/fuzz/run.py"), "--cases", CASES[kind], "--seconds", "1800", "--brief"]
+    fuzz = [sys.executable, "-m", "tests.fuzz.run", "--cases", CASES[kind], "--seconds", "1800", "--brief"]
     runs = [fuzz]
     if TESTS[kind]:
         tests = [str(ROOT / "tests" / name) for name in TESTS[kind]]

@@ -7,8 +7,9 @@ import dataclasses
 
 import pytest
 import torch
-from cases import Case, make
-from checks import PARTS, broken_in, check
+
+from tests.fuzz.cases import Case, make
+from tests.fuzz.checks import PARTS, broken_in, check
 
 # Seeds whose cases broke a promise once (docs/reliability.md): all checks, every time.
 PAST = (12, 84, 134, 305, 479, 875, 1719, 1104, 1182, 1318, 3004, 3008, 3014, 3027, 3050, 3090, 71693)

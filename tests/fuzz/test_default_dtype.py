@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from cases import make
-from checks import call, default_dtype
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tests.fuzz.cases import make
+from tests.fuzz.checks import call, default_dtype
 
 CASES, PARTS = 160, 4
 

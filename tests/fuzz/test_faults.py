@@ -7,8 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
-import load
 import pytest
 import torch
 
@@ -16,6 +16,7 @@ import residua
 from residua.ops.native import NativeBackend
 from residua.ops.torch_backend import Portable
 from residua.tools.bench.attention import write_json
+from tests.fuzz import load
 
 LIMITED = """
 import resource, torch, residua
@@ -100,7 +101,7 @@ def test_threads_and_serial_calls_agree():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_forked_children_agree():
-    code = "import load; print(load.fork(2))"
-    folder = os.path.dirname(load.__file__)
+    code = "from tests.fuzz import load; print(load.fork(2))"
+    folder = Path(load.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, cwd=folder)
     assert done.stdout.startswith("0 of 2"), done.stderr[-800:]

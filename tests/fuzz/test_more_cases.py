@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from checks import PARTS, broken_in
+
+from tests.fuzz.checks import PARTS, broken_in
 
 
 @pytest.mark.parametrize("part", range(1, PARTS, 2))

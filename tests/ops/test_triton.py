@@ -35,7 +35,7 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("names", ["grouping", "attention", "slots judging pipeline faults"])
 def test_in_the_interpreter(names):
     pytest.importorskip("triton", reason="Triton is not installed")
-    paths = os.pathsep.join([str(HERE), *sys.path])
+    paths = os.pathsep.join([str(HERE), str(HERE.parents[2]), *sys.path])
     options = [
         "-q",
         "-o",

@@ -1,5 +1,4 @@
-"""How a call is computed: backends, each of which registers here, gives reasons if it cannot take a call, and never falls
-back silently."""
+"""How a call is computed: backends that register here and say why they cannot take a call. None falls back silently."""
 
 from . import flashinfer, native, reference, torch_backend, triton
 from .backend import BACKENDS, Backend, Demand

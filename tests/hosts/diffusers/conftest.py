@@ -34,12 +34,12 @@ def same_backend_afterwards() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny() -> ModuleType:
-    return importlib.import_module("tiny_models")
+    return importlib.import_module("tests.support.tiny_models")
 
 
 @pytest.fixture(scope="session")
 def pipes() -> ModuleType:
-    return importlib.import_module("tiny_pipelines")
+    return importlib.import_module("tests.support.tiny_pipelines")
 
 
 class FakeScheduler:

@@ -10,7 +10,7 @@ import pytest
 
 from residua.hosts.diffusers.coverage import MODULAR, OTHER, coverage, rest, rest_table, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 
 
 @pytest.mark.slow

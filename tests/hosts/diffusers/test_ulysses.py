@@ -19,7 +19,7 @@ def measured():
     """What the worker measured on two ranks."""
     worker = Path(__file__).with_name("ulysses_worker.py")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    folders = Path(residua.__file__).parents[1], Path(__file__).parents[1] / "support"
+    folders = Path(residua.__file__).parents[1], Path(__file__).parents[3]
     env["PYTHONPATH"] = os.pathsep.join([*map(str, folders), env.get("PYTHONPATH", "")])
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run([*launch, str(worker)], env=env, capture_output=True, text=True, timeout=600)

@@ -13,7 +13,7 @@ from residua.errors import InputError
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.capture.writer import clear_capture
 
-SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "world"
+SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
 
 
 def head(tokens: int = 24, dim: int = 8, seed: int = 0) -> tuple[torch.Tensor, ...]:

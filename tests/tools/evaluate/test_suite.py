@@ -141,7 +141,7 @@ def test_a_missing_file_is_said(tmp_path):
 def test_the_example_suite_can_be_read_and_has_held_out_prompts():
     from residua.world.held_out import REPORT_PROMPTS
 
-    path = Path(__file__).parents[2] / "examples" / "suite.toml"
+    path = Path(__file__).parents[3] / "examples" / "suite.toml"
     suite = read_suite(path)
     assert {prompt.text for prompt in suite.prompts} <= set(REPORT_PROMPTS) and len(suite.prompts) >= 16
     assert len(make_rows(suite, hash_model(suite.model))) == len(suite.prompts) * len(suite.settings)

@@ -5,7 +5,7 @@ from pathlib import Path
 from residua.tools.plan import MODELS
 from residua.tools.plan.table import table
 
-PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
+PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
 
 
 def test_the_page_shows_the_table_of_today() -> None:

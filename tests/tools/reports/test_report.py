@@ -21,7 +21,7 @@ from residua.tools.reports.report import Finding, Picture, Report
 from residua.tools.reports.tables import Table
 from tests.support.command import run
 
-SHIPPED = Path(__file__).parents[1] / "data" / "captures" / "world"
+SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
 HOSTILE = "<script>alert(1)</script>"
 
 

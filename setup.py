@@ -55,7 +55,7 @@ class BuildNative(build_ext):
             )
         except Exception as error:  # whatever a compiler does, the rest of the package must install
             note.write_text(f"{type(error).__name__}: {error}\n")
-            self.warn(f"the native backend was not built, residua will use 'portable': {error}")
+            self.warn(f"the native backend was not built, residua will use 'torch': {error}")
 
     def _compile(self, source: str) -> list[str]:
         x86 = platform.machine().lower() in ("x86_64", "amd64")

@@ -66,16 +66,16 @@ def _process() -> dict[str, object]:
     }
 
 
-@pytest.fixture(params=["portable", "native"])
+@pytest.fixture(params=["torch", "native"])
 def every_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test of the whole call on each CPU backend: where it asks for "portable", it gets this one."""
+    """Runs a test of the whole call on each CPU backend: where it asks for "torch", it gets this one."""
     backend = backends().get(request.param)
     reason = "not in this build" if backend is None else backend.unavailable()
     if reason:
         pytest.skip(f"{request.param}: {reason}")
 
     def chosen(name, demand):
-        return choose_backend(request.param if name == "portable" else name, demand)
+        return choose_backend(request.param if name == "torch" else name, demand)
 
     # by its module name: the package gives that name to the function
     monkeypatch.setattr(importlib.import_module("residua.api"), "choose_backend", chosen)

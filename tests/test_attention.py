@@ -79,7 +79,7 @@ def test_without_reconstruction_it_is_hard_drop(score):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("queries, keys", [(1, 1), (2, 3), (63, 63), (97, 63), (130, 257), (1025, 97)])
-@pytest.mark.parametrize("backend", ["portable", "reference", "native"])
+@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
 @pytest.mark.parametrize("reconstruction", ["probe", "anchored"])
 def test_density_one_is_dense(dtype, queries, keys, backend, reconstruction):
     if backends()[backend].unavailable():
@@ -115,7 +115,7 @@ def test_one_cell_of_everything_is_dense_and_reconstruction_changes_nothing(
 @pytest.mark.parametrize("reconstruction", ["probe", "tail", "anchored"])
 def test_any_length_gives_a_finite_output_of_the_right_type(dtype, queries, keys, density, reconstruction):
     q, k, v = qkv(1, 2, 1, queries, keys, dtype=dtype)
-    config = Config(density=density, backend="portable", reconstruction=reconstruction)
+    config = Config(density=density, backend="torch", reconstruction=reconstruction)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert out.shape == q.shape and out.dtype == dtype and out.isfinite().all() and out.is_contiguous()
     assert 0 < receipt.density <= 1

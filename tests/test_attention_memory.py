@@ -36,14 +36,14 @@ def even(tokens, groups):
     return Partition.from_labels((torch.arange(tokens) % groups).view(1, 1, tokens), groups)
 
 short = [normal(1, 1, 500, 8) for _ in range(3)]
-residua.attention(*short, residua.Config(backend="portable"))
+residua.attention(*short, residua.Config(backend="torch"))
 before = peak()
 """
 # what each would take at least if it were not cut into pieces
 WORK = {
     "a long call": (
         1600,
-        "config = residua.Config(density=0.05, kmeans_cold=1, key_rank=4, query_rank=4, backend='portable')\n"
+        "config = residua.Config(density=0.05, kmeans_cold=1, key_rank=4, query_rank=4, backend='torch')\n"
         "q, k, v = (normal(1, 1, 20_000, 8) for _ in range(3))\n"
         "out = residua.attention(q, k, v, config, exact_queries=(0, 5_000))\n",
     ),
@@ -51,7 +51,7 @@ WORK = {
         900,
         "q, k, v = (normal(1, 1, 15_000, 4) for _ in range(3))\n"
         "route = Route(even(15_000, 1), even(15_000, 1), torch.ones(1, 1, 1, 1, dtype=torch.bool))\n"
-        "out = attend_route(q, k, v, route, backend='portable')[0]\n",
+        "out = attend_route(q, k, v, route, backend='torch')[0]\n",
     ),
     "k-means of many heads": (480, "out = kmeans(normal(16, 5_000, 4), 1_500, 1, backend=Backend()).centres\n"),
     "scores of many anchors": (

@@ -46,7 +46,7 @@ def test_views(view, dtype):
         assert torch.allclose(out.float(), wanted.float(), atol=1e-5 if dtype == torch.float32 else 1e-2)
     route = random_route(2, 4, 2, 300, 300)
     assert torch.allclose(
-        attend_route(*seen, route, backend="portable")[0], attend_route(q, k, v, route, backend="portable")[0]
+        attend_route(*seen, route, backend="torch")[0], attend_route(q, k, v, route, backend="torch")[0]
     )
 
 

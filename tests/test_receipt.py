@@ -88,7 +88,7 @@ def test_flops_and_routing_products(score, columns):
 
 def test_the_receipt_says_what_was_changed():
     _, receipt = attention(
-        *qkv(queries=60, dim=12), Config.paper(backend="portable", query_groups=99), return_receipt=True
+        *qkv(queries=60, dim=12), Config.paper(backend="torch", query_groups=99), return_receipt=True
     )
     notes = " ".join(receipt.notes)
     for name in ("query_groups=99 clamped to 60", "key_rank=48 clamped to 12", "probes=64 clamped to 6"):
@@ -116,7 +116,7 @@ def test_receipts_are_frozen_and_serialise():
     assert plain["density"] == receipt.density and plain["pairs"]["total"] == receipt.pairs.total
     assert plain["pairs"]["total"] == sum(plain["pairs"][p] for p in ("routed", "probe", "pinned", "exact"))
     assert sum(plain["densities"].values()) == pytest.approx(receipt.density)
-    assert plain["groups"] == [8, 16] and plain["backend"] == "portable" and plain["warm"] is False
+    assert plain["groups"] == [8, 16] and plain["backend"] == "torch" and plain["warm"] is False
     with pytest.raises(dataclasses.FrozenInstanceError):
         receipt.error = 0.0
 

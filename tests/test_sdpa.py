@@ -11,7 +11,7 @@ import residua
 from residua import Config, InputError, attention, sdpa
 from tests.support.oracle import qkv, small
 
-EXACT = small(density=1, backend="portable")
+EXACT = small(density=1, backend="torch")
 torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -41,7 +41,7 @@ def test_key_padding(shape):
 def test_config_and_state_are_those_of_attention():
     q, k, v = qkv()
     state, other = residua.State(), residua.State()
-    config = Config(density=0.5, backend="portable")
+    config = Config(density=0.5, backend="torch")
     for _ in range(2):
         wanted = attention(q, k, v, config, other)
         assert torch.equal(sdpa(q, k, v, config=config, state=state), wanted)

@@ -78,7 +78,7 @@ def test_steps_drift():
 def test_reconstruction_lowers_the_error_of_broad_heads(seed, partition):
     q, k, v = call(CONCENTRATIONS["broad"], seed)
     dense, _ = masked_attention(q, k, v)
-    config = residua.Config(backend="portable", partition=partition, key_rank=32, query_rank=32)
+    config = residua.Config(backend="torch", partition=partition, key_rank=32, query_rank=32)
     reconstructed, receipt = residua.attention(q, k, v, config, return_receipt=True)
     # the same pairs spent on cells alone
     dropped = residua.attention(q, k, v, config.replace(reconstruction="none"))
@@ -92,7 +92,7 @@ def test_extreme_heads_stay_bounded_in_every_precision(concentration, density):
     """Uniform attention, one key per row, hardly any pairs: nothing runs away from hard drop."""
     q, k, v = call(concentration)
     dense, _ = masked_attention(q, k, v)
-    config = residua.Config(density=density, backend="portable")
+    config = residua.Config(density=density, backend="torch")
     dropped = row_errors(residua.attention(q, k, v, config.replace(reconstruction="none")), dense)[0]
     full = row_errors(residua.attention(q, k, v, config), dense)[0]
     half = row_errors(residua.attention(q.half(), k.half(), v.half(), config), dense)[0]

@@ -2,7 +2,7 @@
 file (paper_reference.py), which shares no code with the package.
 
     residua capture --out captures && python -m dev.benchmarks.paper_agreement captures
-    python -m dev.benchmarks.paper_agreement captures --density 0.1 --backend portable --calls 4
+    python -m dev.benchmarks.paper_agreement captures --density 0.1 --backend torch --calls 4
 
 For each call it prints how many tokens the two put into different groups (rows between two centres, by
 rounding), whether they keep the same cells and take the same probes, and the largest and the mean difference
@@ -110,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("captures", type=Path, help="folder of recorded calls")
     parser.add_argument("--density", type=float, default=0.22)
-    parser.add_argument("--backend", default="portable")
+    parser.add_argument("--backend", default="torch")
     parser.add_argument("--calls", type=int, help="only the first few")
     given = parser.parse_args()
     config = Config.paper(density=given.density, backend=given.backend)

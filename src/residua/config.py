@@ -218,7 +218,7 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"Config.{name}={getattr(self, name)!r}: wanted true or false")
         if not isinstance(self.backend, str):
-            raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'portable'")
+            raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'torch'")
         summarised = RECONSTRUCTIONS[self.reconstruction].all_in
         if summarised and self.score == "value-error":
             raise InputError(

@@ -35,7 +35,7 @@ DENSITIES = (0.12, 0.22, 0.5)
 CELL_BASED = [name for name in RIVALS if name not in ("dense", "paper", "anchored")]
 
 
-def task_at(density: float, heads: int = 2, backend: str = "portable") -> Task:
+def task_at(density: float, heads: int = 2, backend: str = "torch") -> Task:
     q, k, v = video_like(VideoLike(grid=GRID, heads=heads, head_dim=32, seed=3))
     return Task(q, k, v, density, 32**-0.5, GRID, (12, 24), backend)
 
@@ -111,7 +111,7 @@ def test_sparsepr_pays_for_its_probes():
 @pytest.mark.parametrize("density", [0.22, 0.5])
 def test_anchored_pays_for_everything_but_grouping(density):
     q, k, v = video_like(VideoLike(grid=(4, 16, 16), heads=1, head_dim=32, seed=3))
-    task = Task(q, k, v, density, 32**-0.5, None, (12, 24), "portable")
+    task = Task(q, k, v, density, 32**-0.5, None, (12, 24), "torch")
     found = RIVALS["anchored"].run(task)
     beside = found.products["prediction"] + found.products["compensation"]
     assert beside > 0 and found.pairs["probe"] > 0

@@ -14,7 +14,7 @@ from tests.support.oracle import masked_attention
 
 GRID = (4, 8, 8)
 TEXT = ((256, 270),)
-CONFIG = Config(density=0.4, query_groups=8, kv_groups=16, probes=8, backend="portable")
+CONFIG = Config(density=0.4, query_groups=8, kv_groups=16, probes=8, backend="torch")
 ALL = method_names()
 
 

@@ -113,15 +113,15 @@ def make(seed: int, *, small: bool = True) -> Case:
     queries = r.choice(lengths)
     keys = queries if r.random() < 0.6 else r.choice(lengths)
     kv_heads, shares = r.choice((1, 1, 2)), r.choice((1, 1, 2, 3))
-    backend = r.choice(("auto", "auto", "native", "portable", "portable"))
+    backend = r.choice(("auto", "auto", "native", "torch", "torch"))
     if library.load().missing and backend == "native":
-        backend = "portable"
-    dim = r.choice(DIMS if backend != "portable" else (1, 2, *DIMS))
+        backend = "torch"
+    dim = r.choice(DIMS if backend != "torch" else (1, 2, *DIMS))
     dtype = r.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16))
-    if backend == "portable" and r.random() < 0.2:
+    if backend == "torch" and r.random() < 0.2:
         dtype = torch.float64
     settings = {**draw_settings(r, queries, keys), "backend": backend}
-    native = backend != "portable" and not library.load().missing
+    native = backend != "torch" and not library.load().missing
     stateful = settings.get("max_error") is not None or settings.get("balance") or r.random() < 0.15
     return Case(
         seed=seed,

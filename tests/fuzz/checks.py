@@ -171,7 +171,7 @@ def check_receipt(case: Case, step: int, receipt: Any) -> list[str]:
 def backend_of(case: Case) -> str:
     """The backend that takes the case; the plain torch one promises bits for equal calls only."""
     name = case.settings["backend"]
-    return "portable" if name == "portable" or library.load().missing else "native"
+    return "torch" if name == "torch" or library.load().missing else "native"
 
 
 def flushes(case: Case) -> bool:
@@ -243,7 +243,7 @@ def _trials(case: Case) -> list[Trial]:
 def check_backend(case: Case) -> list[str]:
     """What the kernel computed against the fp64 reference on the same route and summary."""
     seen: list[tuple[tuple, dict, tuple[Tensor, Tensor]]] = []
-    backend: Backend = backends()["native" if case.settings["backend"] != "portable" else "portable"]
+    backend: Backend = backends()["native" if case.settings["backend"] != "torch" else "torch"]
     if backend.unavailable() or not case.finite or case.fill in ("huge", "extreme") or case.seed % 3:
         return []
     original = backend.attend

@@ -14,7 +14,7 @@ import torch
 
 import residua
 from residua.ops.native import NativeBackend
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.tools.bench.attention import write_json
 from tests.fuzz import load
 
@@ -45,7 +45,7 @@ def test_out_of_memory_in_a_call_leaves_everything_usable():
 
 
 @pytest.mark.parametrize("stage", ["cell_mass", "attend"])
-@pytest.mark.parametrize("kind", [NativeBackend, Portable])
+@pytest.mark.parametrize("kind", [NativeBackend, TorchBackend])
 def test_no_memory_inside_a_backend(kind, stage, monkeypatch):
     """The error comes out as it is; the state that was in use, and a new one, work as if nothing had been."""
     if kind().unavailable():

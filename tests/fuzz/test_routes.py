@@ -13,7 +13,7 @@ from residua.api import attend_route
 from residua.types import Drift
 from tests.support.oracle import normal, qkv, random_route, worst
 
-BACKENDS = ("auto", "portable", "reference")
+BACKENDS = ("auto", "torch", "reference")
 WRONG = (-(1 << 62), -7, -2, -1, 0, 1, 5, 90, 111, 1 << 31, 1 << 62)
 
 

@@ -61,7 +61,7 @@ def assert_as_good(got, plain_run, truth, floor=1e-6):
 
 def attention_backends(dtype, dim):
     demand = Demand(torch.device("cuda"), dtype, dim, dim)
-    return [b for b in backends().values() if b.name not in ("reference", "portable") and not b.reasons(demand)]
+    return [b for b in backends().values() if b.name not in ("reference", "torch") and not b.reasons(demand)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -277,7 +277,7 @@ def test_large_errors_and_many_dense_heads_are_said(caplog):
 
 def test_the_report_repeats_that_a_slow_backend_ran(monkeypatch):
     monkeypatch.setattr(type(BACKENDS["native"]), "reasons", lambda self, demand: ["it was not built"])
-    for backend, told in (("auto", 1), ("portable", 0)):
+    for backend, told in (("auto", 1), ("torch", 0)):
         host = host_with({"config": Config(density=0.3, backend=backend)})
         for step in range(2):
             ask(host, Site(0, step, 2))

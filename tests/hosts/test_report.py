@@ -50,7 +50,7 @@ def test_the_headline_says_time_share_error_and_backend(report):
     assert f"estimated error {report.total.error:.2g}, worst layer" in first
     worst = max(report.transformers[0].layers, key=lambda row: row.error)
     assert f"({worst.name})" in first
-    assert re.search(r"backend (native|portable)\.$", first)
+    assert re.search(r"backend (native|torch)\.$", first)
     flat = " ".join(str(report).split())
     assert flat.startswith(" ".join(first.split()))
 

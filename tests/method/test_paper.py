@@ -11,7 +11,7 @@ from residua.ops.select import backends
 from residua.synthetic import VideoLike, video_like
 
 
-@pytest.mark.parametrize("backend", ["portable", "native", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "native", "reference"])
 @pytest.mark.parametrize(
     "grid, head_dim, settings",
     [
@@ -33,6 +33,6 @@ def test_paper_mode_is_the_paper(backend, grid, head_dim, settings):
 
 def test_another_method_does_not_agree():
     q, k, v = video_like(VideoLike(grid=(4, 16, 16), heads=1, head_dim=32))
-    found = agreement(validate(q, k, v), Config.paper(backend="portable", ridge=0.2).replace(score="centroid"))
+    found = agreement(validate(q, k, v), Config.paper(backend="torch", ridge=0.2).replace(score="centroid"))
     assert not found.same_cells
     assert found.worst > 1e-3

@@ -272,7 +272,7 @@ def test_value_error_scores_a_group_by_mass_and_by_how_its_values_differ():
 
 def test_what_the_authors_package_chooses():
     q, k, v = qkv(1, 2, 2, 400, 400)
-    config = Config.authors(query_groups=12, kv_groups=20, probes=16, backend="portable")
+    config = Config.authors(query_groups=12, kv_groups=20, probes=16, backend="torch")
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert out.isfinite().all() and 0.22 <= receipt.density < 0.35  # the crossing cell of every group
     given = Config.authors()

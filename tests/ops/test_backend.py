@@ -11,25 +11,25 @@ from residua.api import attend_route
 from residua.ops import Demand, backends, choose_backend
 from residua.ops import backend as registry
 from residua.ops import select as selection
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from tests.support.oracle import qkv, random_route
 
 CPU = torch.device("cpu")
 
 
-class Picky(Portable):
+class Picky(TorchBackend):
     name = "picky"
     about = "takes little"
-    priority = 99
+    preference = 99
     devices = ("cuda",)
     dtypes = (torch.bfloat16,)
     head_dims = (8, 64)
 
 
-class Broken(Portable):
+class Broken(TorchBackend):
     name = "broken"
     about = "never there"
-    priority = 98
+    preference = 98
 
     def unavailable(self):
         return "no compiler here; install one"
@@ -42,9 +42,9 @@ def more(monkeypatch):
 
 
 def test_backends_are_listed_best_first(more):
-    priorities = [backend.priority for backend in backends().values()]
-    assert priorities == sorted(priorities, reverse=True)
-    assert {"portable", "reference", "picky", "broken"} <= set(backends())
+    preferences = [backend.preference for backend in backends().values()]
+    assert preferences == sorted(preferences, reverse=True)
+    assert {"torch", "reference", "picky", "broken"} <= set(backends())
 
 
 def test_every_reason_is_given_at_once(more):
@@ -61,9 +61,9 @@ def test_auto_passes_over_those_that_cannot(more):
 
 def test_a_backend_asked_for_by_name_is_taken_or_refused(more):
     demand = Demand(CPU, torch.float32, 16, 16)
-    assert choose_backend("portable", demand).name == "portable"
+    assert choose_backend("torch", demand).name == "torch"
     assert choose_backend("reference", demand).name == "reference"
-    with pytest.raises(BackendError, match=r"picky.*device cpu.*float32.*portable"):
+    with pytest.raises(BackendError, match=r"picky.*device cpu.*float32.*torch"):
         choose_backend("picky", demand)
     with pytest.raises(BackendError, match="no compiler here"):
         residua.attention(*qkv(), Config(backend="broken"))
@@ -76,8 +76,8 @@ def test_a_slow_backend_is_named_once_with_the_reason(monkeypatch, caplog):
     monkeypatch.setattr(type(backends()["native"]), "reasons", lambda self, demand: ["it was not built"])
     demand = Demand(CPU, torch.float32, 16, 16)
     for _ in range(2):
-        assert choose_backend("auto", demand).name == "portable"
-    choose_backend("portable", demand)
+        assert choose_backend("auto", demand).name == "torch"
+    choose_backend("torch", demand)
     [said] = [record.message for record in caplog.records]
     assert "may be slower than dense" in said and "it was not built" in said and "residua doctor" in said
 
@@ -95,9 +95,9 @@ def test_auto_never_falls_back_to_what_is_chosen_by_name_only(monkeypatch):
 
 
 def test_a_failure_inside_a_backend_is_not_hidden(monkeypatch):
-    class Failing(Portable):
+    class Failing(TorchBackend):
         name = "failing"
-        priority = 1000
+        preference = 1000
 
         def attend(self, *args, **kwargs):
             raise RuntimeError("out of memory")
@@ -112,21 +112,21 @@ def test_a_failure_in_the_middle_leaves_the_state_as_it_was(monkeypatch):
     from residua import State
 
     state, tensors = State(), qkv()
-    config = Config(backend="portable")
+    config = Config(backend="torch")
     residua.attention(*tensors, config, state)
     kept = dict(vars(state))
 
     def fail(*args, **kwargs):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(Portable, "attend", fail)
+    monkeypatch.setattr(TorchBackend, "attend", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         residua.attention(*tensors, config, state)
     assert vars(state) == kept
 
 
 def test_the_receipt_names_the_backend():
-    for name in ("portable", "reference"):
+    for name in ("torch", "reference"):
         assert residua.attention(*qkv(), Config(backend=name), return_receipt=True)[1].backend == name
 
 

@@ -58,7 +58,7 @@ CORRUPT = {
 
 @pytest.mark.parametrize("side", ["query", "kv"])
 @pytest.mark.parametrize("name", CORRUPT)
-@pytest.mark.parametrize("backend", ["portable", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_a_corrupt_partition_is_refused_and_the_good_one_still_runs(side, name, backend):
     before = attend_route(Q, K, V, GOOD, backend=backend)
     bad = dataclasses.replace(GOOD, **{side: changed(getattr(GOOD, side), **CORRUPT[name])})
@@ -93,10 +93,10 @@ def test_a_route_for_other_tensors():
 )
 def test_summary_keys_that_do_not_fit(part, shape):
     summary = SummaryKeys(normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3, 16), normal(1, 2, 5, 3))
-    attend_route(Q, K, V, GOOD, summary=summary, backend="portable")
+    attend_route(Q, K, V, GOOD, summary=summary, backend="torch")
     bad = dataclasses.replace(summary, **{part: normal(*shape)})
     with pytest.raises(RouteError, match=r"summary\."):
-        attend_route(Q, K, V, GOOD, summary=bad, backend="portable")
+        attend_route(Q, K, V, GOOD, summary=bad, backend="torch")
 
 
 DRIFT = {"basis": (1, 2, 16, 4), "origin": (1, 2, 5, 4), "curve": (1, 2, 5, 4), "slope": (1, 2, 5, 4, 16)}
@@ -128,7 +128,7 @@ def test_a_drift_that_does_not_fit(part, change):
     assert torch.equal(before[0], attend_route(Q, K, V, GOOD, summary=summary)[0])
 
 
-@pytest.mark.parametrize("backend", ["portable", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("batch, heads, queries, keys", [(0, 2, 5, 6), (1, 2, 0, 6), (1, 2, 5, 0), (1, 0, 5, 6)])
 def test_nothing_to_do_is_no_error(backend, batch, heads, queries, keys):
     q, k = torch.zeros(batch, heads, queries, 4), torch.zeros(batch, heads, keys, 4)

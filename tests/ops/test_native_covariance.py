@@ -8,7 +8,7 @@ from torch import Tensor
 
 from residua.errors import RouteError
 from residua.ops.native import NativeBackend
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.types import Partition
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.summary_cases import DTYPES, chance, mixture, partition, rows
@@ -44,7 +44,7 @@ def test_mixed_covariance_error_is_at_most_twice_that_of_plain_torch(isa, dtype,
     kv = partition(2, 2, 900, 12)
     case = mixture(k, v, kv, rank, count)
     assert bool((kv.sizes == 0).any()) and bool((kv.sizes > 64).any())
-    found, low = NativeBackend(isa).mixed_covariance(*case), Portable().mixed_covariance(*case)
+    found, low = NativeBackend(isa).mixed_covariance(*case), TorchBackend().mixed_covariance(*case)
     for got, other, wanted in zip(found, low, exact_covariance(*case), strict=True):
         error, allowed = (got - wanted).norm(), (other - wanted).norm()
         assert got.dtype == torch.float32 and got.shape == wanted.shape
@@ -75,7 +75,7 @@ def test_groups_of_a_pool_share_the_mean_over_their_keys(isa, pools, threads):
         torch.testing.assert_close(found[0][b, h], wanted, rtol=1e-4, atol=1e-4)
     threads(1)
     again = NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
-    other = Portable().mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    other = TorchBackend().mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
     for one, two, three in zip(found, again, other, strict=True):
         assert torch.equal(one, two)
         torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from residua.ops.native import NativeBackend
 from residua.ops.reference import Reference
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.types import MAX_BEND, Route, SummaryKeys
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.summary_cases import BARE, DIMS, DTYPES, OFF, SCALE, drifting
@@ -110,13 +110,13 @@ def test_drift_of_a_summary_that_is_nothing_or_everything(isa, weight):
     [(where, bad) for where in ("q", "basis", "origin", "slope") for bad in (torch.nan, torch.inf, -torch.inf)]
     + [("curve", torch.nan), ("curve", torch.inf)],  # it is never negative
 )
-def test_non_finite_drift_spreads_as_in_portable(isa, dtype, where, bad):
+def test_non_finite_drift_spreads_as_in_torch(isa, dtype, where, bad):
     q, k, v, route, summary = drifting(24, 20, dtype)
     if where == "q":
         q[0, 1, 77, 13] = bad
     else:
         getattr(summary.drift, where)[0, 1, BARE, 1] = bad
     out, lse = NativeBackend(isa).attend(q, k, v, route, SCALE, summary)
-    wanted, wanted_lse = Portable().attend(q, k, v, route, SCALE, summary)
+    wanted, wanted_lse = TorchBackend().attend(q, k, v, route, SCALE, summary)
     assert torch.equal(out.isnan(), wanted.isnan()) and torch.equal(out.isinf(), wanted.isinf())
     assert torch.equal(lse.isnan(), wanted_lse.isnan())

@@ -9,7 +9,7 @@ from torch import Tensor
 from residua.errors import RouteError
 from residua.ops import plain
 from residua.ops.native import NativeBackend
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.types import Partition
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.summary_cases import DIMS, DTYPES, SCALE, chance, choices, drifting, mixture, rows, slotted
@@ -90,7 +90,7 @@ def test_a_weight_is_at_most_a_share(isa, anchor, mass):
     in the native backend and in plain torch."""
     anchors, k, v, kv, slots, log_mass = slotted(16, 24)
     case = (anchors.abs() * anchor, k.abs(), v.abs(), kv, slots, torch.full_like(log_mass, mass), SCALE)
-    for backend in (NativeBackend(isa), Portable()):
+    for backend in (NativeBackend(isa), TorchBackend()):
         for got, wanted in zip(backend.slot_means(*case), exact_slot_means(*case), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
@@ -100,7 +100,7 @@ def test_huge_scores_make_no_sum_larger_than_all_its_keys(isa):
     anchors = anchors * 1e12  # scores of 1e12 are rounded by 1e5: exp of that would be infinite
     mass = plain.cell_mass(anchors, k, kv, SCALE)
     log_mass = torch.stack([torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(4)], -1)
-    for backend in (NativeBackend(isa), Portable()):
+    for backend in (NativeBackend(isa), TorchBackend()):
         keys, values = backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
         assert bool((keys.abs() <= k.abs().sum((0, 1, 2))).all())
         assert bool((values.abs() <= v.abs().sum((0, 1, 2))).all())
@@ -138,7 +138,7 @@ def test_groups_may_be_visited_by_neighbourhood(isa):
 def test_slots_are_chosen_as_in_plain_torch(isa, sizes):
     groups, single, merged = sizes
     case = choices(groups=groups, single=single, merged=merged)
-    for got, wanted in zip(NativeBackend(isa).choose_slots(*case), Portable().choose_slots(*case), strict=True):
+    for got, wanted in zip(NativeBackend(isa).choose_slots(*case), TorchBackend().choose_slots(*case), strict=True):
         assert got.dtype == wanted.dtype
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
@@ -147,7 +147,7 @@ def test_groups_that_are_always_kept_need_no_slot(isa):
     """Pinned keys are groups on top of those that may be skipped, each of which has a slot of its own."""
     case = choices(groups=9, single=8, merged=0)
     case[1][..., -1] = True
-    for got, wanted in zip(NativeBackend(isa).choose_slots(*case), Portable().choose_slots(*case), strict=True):
+    for got, wanted in zip(NativeBackend(isa).choose_slots(*case), TorchBackend().choose_slots(*case), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -163,7 +163,7 @@ def test_mass_that_is_not_finite_gets_a_slot_of_its_own(isa, bad):
     mass, cells, _, kv = case[:4]
     group = int((kv.sizes[0, 0] > 0).nonzero()[-1])
     mass[0, 1, 5, group], cells[0, 1, 5, group] = bad, False
-    found, wanted = NativeBackend(isa).choose_slots(*case), Portable().choose_slots(*case)
+    found, wanted = NativeBackend(isa).choose_slots(*case), TorchBackend().choose_slots(*case)
     assert found[0][0, 1, 5, group] == 0
     assert torch.equal(found[0], wanted[0])
     for got, other in zip(found[1:], wanted[1:], strict=True):

@@ -70,7 +70,7 @@ def test_summary_keys_against_row_by_row(drifts):
     assert torch.allclose(out, wanted, atol=1e-12) and torch.allclose(found.double(), lse, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend, tolerance", [("reference", 1e-12), ("portable", 1e-12)])
+@pytest.mark.parametrize("backend, tolerance", [("reference", 1e-12), ("torch", 1e-12)])
 def test_hard_drop_residual_identity(backend, tolerance):
     """R = p_U (O_U - O_sp), O_U from the opposite route and p_U from the dense weights of skipped keys."""
     q, k, v = qkv(1, 2, 2, 60, 70, 8, dtype=F64)

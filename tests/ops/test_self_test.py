@@ -14,7 +14,7 @@ from residua.errors import BackendError
 from residua.ops import gpu_cache, self_test
 from residua.ops.backend import BACKENDS, Backend, Demand
 from residua.ops.select import choose_backend
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.ops.triton import TritonBackend
 from residua.tools import doctor
 from residua.tools.cli.app import app
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 SHAPE = ((2, 1, 65, 90, 32),)
 
 
-class Wrong(Portable):
+class Wrong(TorchBackend):
     name = "wrong"
 
     def attend(self, *arguments, **options):
@@ -31,7 +31,7 @@ class Wrong(Portable):
         return out * 1.1, lse
 
 
-class WrongSlots(Portable):
+class WrongSlots(TorchBackend):
     """Right in everything but one of the small stages."""
 
     name = "wrong slots"
@@ -41,7 +41,7 @@ class WrongSlots(Portable):
         return index, mass, share * 1.01
 
 
-class Raising(Portable):
+class Raising(TorchBackend):
     name = "raising"
 
     def cell_mass(self, *arguments):
@@ -57,7 +57,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_sound_backend_passes():
-    checks = self_test.run_self_test(Portable(), CPU, SHAPE)
+    checks = self_test.run_self_test(TorchBackend(), CPU, SHAPE)
     assert len(checks) == 2 * 30
     unchecked = {
         name
@@ -77,7 +77,7 @@ def test_a_sound_backend_passes():
         "sorted_means",
     }
     assert all(check.passed for check in checks), [check for check in checks if not check.passed]
-    assert self_test.record(Portable(), CPU, checks) is None
+    assert self_test.record(TorchBackend(), CPU, checks) is None
 
 
 def test_a_wrong_kernel_fails_and_the_others_do_not():
@@ -104,23 +104,23 @@ def test_the_verdict_is_kept_and_can_be_reversed(cache):
     assert "attend (bfloat16" in reason
     assert self_test.first_use(Wrong(), CPU) == reason
     assert json.loads((cache / "gpus.json").read_text())
-    assert self_test.record(Wrong(), CPU, self_test.run_self_test(Portable(), CPU, SHAPE)) is None
+    assert self_test.record(Wrong(), CPU, self_test.run_self_test(TorchBackend(), CPU, SHAPE)) is None
     assert self_test.first_use(Wrong(), CPU) is None
 
 
 def test_first_use_runs_once_per_gpu_and_version(monkeypatch):
     runs = mock.Mock(return_value=[])
     monkeypatch.setattr(self_test, "run_self_test", runs)
-    assert self_test.first_use(Portable(), CPU) is None
-    assert self_test.first_use(Portable(), CPU) is None
+    assert self_test.first_use(TorchBackend(), CPU) is None
+    assert self_test.first_use(TorchBackend(), CPU) is None
     assert runs.call_count == 1
     monkeypatch.setattr(gpu_cache, "gpu_key", lambda device: "another GPU")
     monkeypatch.setattr(self_test, "gpu_key", lambda device: "another GPU")
-    self_test.first_use(Portable(), CPU)
+    self_test.first_use(TorchBackend(), CPU)
     assert runs.call_count == 2
     monkeypatch.setenv("RESIDUA_SELF_TEST", "0")
     monkeypatch.setattr(gpu_cache, "gpu_key", lambda device: "a third GPU")
-    self_test.first_use(Portable(), CPU)
+    self_test.first_use(TorchBackend(), CPU)
     assert runs.call_count == 2
 
 
@@ -136,29 +136,29 @@ def test_a_verdict_outlives_a_cache_that_cannot_be_written(monkeypatch):
 def test_settings_of_the_caller_do_not_change_the_verdict():
     """First use may be inside of anything, and a verdict is kept for good."""
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
-        checks = self_test.run_self_test(Portable(), CPU, SHAPE, (torch.bfloat16,))
+        checks = self_test.run_self_test(TorchBackend(), CPU, SHAPE, (torch.bfloat16,))
     assert all(check.passed for check in checks), [check for check in checks if not check.passed]
 
 
 def test_a_lack_of_memory_is_no_verdict(monkeypatch, cache):
     monkeypatch.setattr(self_test, "SMALLEST", SHAPE)
-    crowded = Portable()
+    crowded = TorchBackend()
     monkeypatch.setattr(
         crowded, "attend_rows", mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")), raising=False
     )
     assert self_test.first_use(crowded, CPU) is None
     assert not (cache / "gpus.json").exists()
     assert "failed its self-test" in self_test.first_use(Wrong(), CPU)
-    assert self_test.first_use(Portable(), CPU) is None  # tested again, with memory
-    assert gpu_cache.recall(CPU)["passed"] == ["portable"]
+    assert self_test.first_use(TorchBackend(), CPU) is None  # tested again, with memory
+    assert gpu_cache.recall(CPU)["passed"] == ["torch"]
 
 
 def test_a_device_that_a_kernel_has_broken_is_a_verdict(monkeypatch):
     """After an illegal access every operation raises, also those between two checks."""
     monkeypatch.setattr(self_test, "_labels", mock.Mock(side_effect=RuntimeError("CUDA error: illegal access")))
-    checks = self_test.run_self_test(Portable(), CPU, SHAPE, (torch.bfloat16,))
+    checks = self_test.run_self_test(TorchBackend(), CPU, SHAPE, (torch.bfloat16,))
     assert {check.problem for check in checks} == {"CUDA error: illegal access"}
-    assert "illegal access" in self_test.record(Portable(), CPU, checks)
+    assert "illegal access" in self_test.record(TorchBackend(), CPU, checks)
 
 
 def test_nothing_is_tested_while_a_graph_is_captured(monkeypatch):
@@ -168,17 +168,17 @@ def test_nothing_is_tested_while_a_graph_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     for capturing in (True, False):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)  # noqa: B023
-        assert self_test.first_use(Portable(), torch.device("cuda")) is None
+        assert self_test.first_use(TorchBackend(), torch.device("cuda")) is None
         assert runs.call_count == (0 if capturing else 1)
 
 
 def test_the_cache_is_read_when_it_has_changed(cache, monkeypatch):
-    gpu_cache.remember(CPU, passed=["portable"])
-    assert gpu_cache.recall(CPU) == {"passed": ["portable"]}
+    gpu_cache.remember(CPU, passed=["torch"])
+    assert gpu_cache.recall(CPU) == {"passed": ["torch"]}
     with mock.patch.object(gpu_cache.json, "loads", side_effect=AssertionError("read again")):
-        assert gpu_cache.recall(CPU) == {"passed": ["portable"]}
-    (cache / "gpus.json").write_text(json.dumps({gpu_cache.gpu_key(CPU): {"passed": ["native", "portable"]}}))
-    assert gpu_cache.recall(CPU) == {"passed": ["native", "portable"]}
+        assert gpu_cache.recall(CPU) == {"passed": ["torch"]}
+    (cache / "gpus.json").write_text(json.dumps({gpu_cache.gpu_key(CPU): {"passed": ["native", "torch"]}}))
+    assert gpu_cache.recall(CPU) == {"passed": ["native", "torch"]}
 
 
 def test_an_amd_gpu_is_told_so(monkeypatch):
@@ -188,7 +188,7 @@ def test_an_amd_gpu_is_told_so(monkeypatch):
     assert "an AMD GPU" in reason
 
 
-@pytest.mark.parametrize(("backend", "passes"), [(Portable, True), (Wrong, False), (Raising, False)])
+@pytest.mark.parametrize(("backend", "passes"), [(TorchBackend, True), (Wrong, False), (Raising, False)])
 def test_the_command_prints_a_verdict_per_kernel(monkeypatch, backend, passes):
     """`residua doctor --self-test` as on a GPU, with a backend of the CPU in its place."""
     found = backend()
@@ -204,7 +204,7 @@ def test_the_command_prints_a_verdict_per_kernel(monkeypatch, backend, passes):
     assert len(row["checks"]) == 2 * 30
     assert all(check["passed"] for check in row["checks"]) == passes
     if passes:
-        assert row["verdict"] == "portable beside SDPA"
+        assert row["verdict"] == "torch beside SDPA"
     else:
         assert "failed its self-test on this GPU" in row["verdict"]
         assert self_test.first_use(found, CPU) == row["reason"]  # kept: it is not chosen
@@ -227,7 +227,7 @@ def test_a_backend_that_failed_is_not_chosen(monkeypatch):
     assert TritonBackend().reasons(demand) == [failed]
     with pytest.raises(BackendError, match="failed its self-test"):
         choose_backend("auto", demand)
-    assert choose_backend("portable", demand).name == "portable"
+    assert choose_backend("torch", demand).name == "torch"
 
 
 def test_an_old_gpu_is_told_so_and_gets_no_slow_backend(monkeypatch):
@@ -235,16 +235,16 @@ def test_an_old_gpu_is_told_so_and_gets_no_slow_backend(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
-    with pytest.raises(BackendError, match=r"sm_75: takes sm_80 and newer(.|\n)*portable: slower on a GPU"):
+    with pytest.raises(BackendError, match=r"sm_75: takes sm_80 and newer(.|\n)*torch: slower on a GPU"):
         choose_backend("auto", Demand(torch.device("cuda"), torch.float16, 128, 128))
 
 
 def test_auto_follows_what_was_measured(monkeypatch):
-    class Other(Portable):
-        name, priority, gpu_by_itself = "other", 5, True
+    class Other(TorchBackend):
+        name, preference, gpu_by_itself = "other", 5, True
 
-    class Another(Portable):
-        name, priority, gpu_by_itself = "another", 4, True
+    class Another(TorchBackend):
+        name, preference, gpu_by_itself = "another", 4, True
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
@@ -262,8 +262,8 @@ def test_auto_follows_what_was_measured(monkeypatch):
 def test_a_broken_cache_is_no_cache(cache, content):
     (cache / "gpus.json").write_text(content)
     assert gpu_cache.recall(CPU) == {}
-    gpu_cache.remember(CPU, passed=["portable"])
-    assert gpu_cache.recall(CPU) == {"passed": ["portable"]}
+    gpu_cache.remember(CPU, passed=["torch"])
+    assert gpu_cache.recall(CPU) == {"passed": ["torch"]}
 
 
 def test_facts_of_another_kind_are_no_facts(cache):
@@ -279,4 +279,4 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     monkeypatch.setattr("pwd.getpwuid", mock.Mock(side_effect=KeyError("no such user")))
     monkeypatch.setattr("pathlib.Path.mkdir", mock.Mock(side_effect=PermissionError))
     assert gpu_cache.recall(CPU) == {}
-    gpu_cache.remember(CPU, passed=["portable"])
+    gpu_cache.remember(CPU, passed=["torch"])

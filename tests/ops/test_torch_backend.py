@@ -1,4 +1,4 @@
-"""The portable backend on given routes: the judge's answers, within twice the error of a plain low-precision
+"""The torch backend on given routes: the answers of the oracle, within twice the error of a plain low-precision
 run."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def plain(q, k, v, mask):
 def check_twice_rule(q, k, v, route):
     mask = route_mask(route, q.shape[2], k.shape[2])
     judge, lse = attend_route(q.double(), k.double(), v.double(), route, backend="reference")
-    found, found_lse = attend_route(q, k, v, route, backend="portable")
+    found, found_lse = attend_route(q, k, v, route, backend="torch")
     assert found.dtype == q.dtype and found_lse.dtype == torch.float32
     allowed = 2 * worst(plain(q, k, v, mask), judge)
     # a plain run can be exact by luck, where a row sees one key; the type's rounding is always allowed
@@ -58,7 +58,7 @@ def test_twice_rule_at_extreme_values(dtype, kind):
         q, v = q * 1e-6, v * 1e-4
     route = random_route(seed=6)
     q, k, v = (t.to(dtype) for t in (q, k, v))
-    out, _ = attend_route(q, k, v, route, backend="portable")
+    out, _ = attend_route(q, k, v, route, backend="torch")
     assert out.isfinite().all()
     check_twice_rule(q, k, v, route)
 
@@ -68,7 +68,7 @@ def test_a_row_of_a_group_with_nothing_kept_gets_zero_and_minus_infinity():
     route = random_route(seed=3)
     cells = route.cells.clone()
     cells[0, 1, 2] = False
-    for backend in ("portable", "reference"):
+    for backend in ("torch", "reference"):
         out, lse = attend_route(q, k, v, Route(route.query, route.kv, cells), backend=backend)
         rows = route.query.labels[0, 1] == 2
         assert rows.any() and not out[0, 1, rows].any() and (lse[0, 1, rows] == -math.inf).all()
@@ -80,7 +80,7 @@ def test_empty_groups_on_both_sides():
     query, kv = (torch.arange(30) % 2 * 3).view(1, 1, 30), (torch.arange(40) % 3 * 2).view(1, 1, 40)
     cells = torch.rand(1, 1, 5, 6, generator=torch.Generator().manual_seed(0)) < 0.6
     route = Route(Partition.from_labels(query, 5), Partition.from_labels(kv, 6), cells)
-    out, _ = attend_route(q, k, v, route, backend="portable")
+    out, _ = attend_route(q, k, v, route, backend="torch")
     wanted, _ = masked_attention(q, k, v, route_mask(route, 30, 40))
     assert worst(out, wanted) < 1e-6
 
@@ -90,7 +90,7 @@ def test_only_the_first_kv_group_kept():
     route = random_route(seed=8)
     cells = torch.zeros_like(route.cells)
     cells[..., 0] = True
-    out, lse = attend_route(q, k, v, Route(route.query, route.kv, cells), backend="portable")
+    out, lse = attend_route(q, k, v, Route(route.query, route.kv, cells), backend="torch")
     mask = (route.kv.labels == 0)[:, :, None].expand(-1, -1, 90, -1)
     wanted, wanted_lse = masked_attention(q, k, v, mask)
     assert worst(out, wanted) < 1e-6 and torch.allclose(lse.double(), wanted_lse, atol=1e-5)
@@ -106,13 +106,13 @@ def test_one_group_with_nearly_all_tokens(monkeypatch):
     cells[0, 0, 5, :3] = False
     route = Route(Partition.from_labels(query, 6), Partition.from_labels(kv, 7), cells)
     wanted, _ = masked_attention(q, k, v, route_mask(route, 500, 600))
-    assert worst(attend_route(q, k, v, route, backend="portable")[0], wanted) < 1e-6
+    assert worst(attend_route(q, k, v, route, backend="torch")[0], wanted) < 1e-6
     monkeypatch.setattr("residua.ops.plain.chunks.CHUNK_BYTES", 4 * 600 * 7)
-    assert worst(attend_route(q, k, v, route, backend="portable")[0], wanted) < 1e-6
+    assert worst(attend_route(q, k, v, route, backend="torch")[0], wanted) < 1e-6
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("backend", ["portable", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_what_stands_in_skipped_groups_does_not_matter(value, backend):
     q, k, v = qkv(1, 2, 2, 90, 110)
     route = random_route(seed=5, lowest=-1)
@@ -126,7 +126,7 @@ def test_what_stands_in_skipped_groups_does_not_matter(value, backend):
     assert torch.equal(clean[0], dirty[0]) and torch.equal(clean[1], dirty[1])
 
 
-@pytest.mark.parametrize("backend", ["portable", "reference"])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("with_extra", [False, True])
 def test_nan_reaches_only_the_rows_that_keep_it(backend, with_extra):
     q, k, v = qkv(1, 2, 2, 90, 110)
@@ -158,10 +158,10 @@ def test_summary_keys(dtype, keep):
         summary=SummaryKeys(keys.double(), values.double(), log_weight),
     )
     keys[..., 1, :] = values[..., 1, :] = math.nan
-    out, lse = attend_route(q, k, v, route, backend="portable", summary=SummaryKeys(keys, values, log_weight))
+    out, lse = attend_route(q, k, v, route, backend="torch", summary=SummaryKeys(keys, values, log_weight))
     assert worst(out, judge[0]) <= 2 * torch.finfo(dtype).eps + 1e-6
     assert torch.allclose(lse, judge[1], atol=1e-4)
-    without, _ = attend_route(q, k, v, route, backend="portable")
+    without, _ = attend_route(q, k, v, route, backend="torch")
     assert worst(out, without.double()) > 0.05
 
 
@@ -195,13 +195,13 @@ def test_summary_keys_that_drift(dtype, keep, curve, monkeypatch):
     y = q.double() @ summary.drift.basis.double().repeat_interleave(2, 1) - own[0]
     assert ((y.square() * own[1]).sum(-1) > 0.5).any() == (curve == 0.1)
     judge = attend_route(q.double(), k.double(), v.double(), route, backend="reference", summary=summary)
-    out, lse = attend_route(q, k, v, route, backend="portable", summary=summary)
+    out, lse = attend_route(q, k, v, route, backend="torch", summary=summary)
     allowed = 1e-12 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps + 3e-6
     assert worst(out, judge[0]) <= allowed and torch.allclose(lse, judge[1], atol=1e-4)
     still = SummaryKeys(summary.keys, summary.values, summary.log_weight)
-    assert worst(attend_route(q, k, v, route, backend="portable", summary=still)[0], judge[0]) > 0.02
+    assert worst(attend_route(q, k, v, route, backend="torch", summary=still)[0], judge[0]) > 0.02
     monkeypatch.setattr("residua.ops.plain.chunks.CHUNK_BYTES", 4 * 60 * 3)
-    pieces, _ = attend_route(q, k, v, route, backend="portable", summary=summary)
+    pieces, _ = attend_route(q, k, v, route, backend="torch", summary=summary)
     assert worst(pieces, judge[0]) <= allowed
 
 
@@ -210,7 +210,7 @@ def test_drift_with_nothing_switched_on_changes_nothing():
     route = random_route(2, 4, 2, 50, 60, 4, 5, seed=9, lowest=-1)
     summary = drifting()
     off = SummaryKeys(summary.keys, summary.values, torch.full_like(summary.log_weight, -math.inf), summary.drift)
-    for backend in ("portable", "reference"):
+    for backend in ("torch", "reference"):
         with_off, without = (attend_route(q, k, v, route, backend=backend, summary=x) for x in (off, None))
         assert worst(with_off[0], without[0].double()) < 1e-6
         assert torch.allclose(with_off[1], without[1], atol=1e-5)
@@ -224,14 +224,14 @@ def test_an_summary_key_stands_for_many():
     query = Partition.from_labels(torch.zeros(1, 1, 20, dtype=torch.long), 1)
     route = Route(query, kv, torch.tensor([[[[True, False]]]]))
     summary = SummaryKeys(k[:, :, None, 30:31], v[:, :, None, 30:31], torch.full((1, 1, 1, 1), math.log(10)))
-    out, _ = attend_route(q, k, v, route, backend="portable", summary=summary)
+    out, _ = attend_route(q, k, v, route, backend="torch", summary=summary)
     assert worst(out, masked_attention(q, k, v)[0]) < 1e-6
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float32, torch.bfloat16])
 def test_the_output_type_can_be_chosen(out_dtype):
     q, k, v = qkv(1, 2, 2, 90, 110, dtype=torch.bfloat16)
-    out, _ = attend_route(q, k, v, random_route(), backend="portable", out_dtype=out_dtype)
+    out, _ = attend_route(q, k, v, random_route(), backend="torch", out_dtype=out_dtype)
     assert out.dtype == (out_dtype or torch.bfloat16)
 
 
@@ -246,8 +246,8 @@ def test_a_permutation_of_the_tokens_permutes_the_rows(seed):
         Partition.from_labels(route.kv.labels[..., keys], 7),
         route.cells,
     )
-    first, lse = attend_route(q, k, v, route, backend="portable")
-    second, moved_lse = attend_route(q[:, :, rows], k[:, :, keys], v[:, :, keys], moved, backend="portable")
+    first, lse = attend_route(q, k, v, route, backend="torch")
+    second, moved_lse = attend_route(q[:, :, rows], k[:, :, keys], v[:, :, keys], moved, backend="torch")
     assert torch.allclose(first[:, :, rows], second, atol=1e-12)
     assert torch.allclose(lse[..., rows], moved_lse, atol=1e-6)
 
@@ -257,6 +257,6 @@ def test_shared_heads_equal_expanded_heads():
     route = random_route(2, 6, 2, 70, 80, seed=3)
     spread = Partition.from_labels(expand_heads(route.kv.labels, 6), route.kv.groups)
     expanded = Route(route.query, spread, route.cells)
-    shared = attend_route(q, k, v, route, backend="portable")
-    other = attend_route(q, expand_heads(k, 6), expand_heads(v, 6), expanded, backend="portable")
+    shared = attend_route(q, k, v, route, backend="torch")
+    other = attend_route(q, expand_heads(k, 6), expand_heads(v, 6), expanded, backend="torch")
     assert torch.equal(shared[0], other[0]) and torch.equal(shared[1], other[1])

@@ -159,7 +159,7 @@ def test_a_kernel_that_does_not_build_names_the_way_out(monkeypatch):
             raise problem
 
         monkeypatch.setattr(JITFunction, "run", fail)
-        with pytest.raises(BackendError, match=r"Triton failed: .*(ptxas|lower).* Use backend='portable'"):
+        with pytest.raises(BackendError, match=r"Triton failed: .*(ptxas|lower).* Use backend='torch'"):
             TritonBackend().project(x, factor, False)
     monkeypatch.setattr(JITFunction, "run", mock.Mock(side_effect=torch.OutOfMemoryError("full")))
     with pytest.raises(torch.OutOfMemoryError):

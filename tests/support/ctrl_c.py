@@ -26,7 +26,7 @@ from tests.support.tiny_world import tiny_world
 
 CLIP = ("--size", "16", "--frames", "8")
 SPARSE = ("--min-tokens", "0", "--dense-steps", "0", "--dense-layers", "0")
-CALL = ("--heads", "1", "--head-dim", "16", "--repeats", "1", "--backend", "portable")
+CALL = ("--heads", "1", "--head-dim", "16", "--repeats", "1", "--backend", "torch")
 STUDY = ("CALLS", "--quick", "--out", "out")
 SUITE = """
 model = "{weights}"

@@ -11,7 +11,7 @@ from residua.method.inputs import validate
 from residua.method.reconstruction import RECONSTRUCTIONS, GroupedCall, Verdict
 from residua.method.sizes import resolve
 from residua.ops.backend import Backend
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.types import Call, Grouping
 
 
@@ -37,7 +37,7 @@ def grouped_call(
 ) -> GroupedCall:
     """What a reconstruction gets, as the pipeline would make it."""
     call = validate(q, k, v, **spans)  # type: ignore[arg-type]
-    sizes, backend = resolve(config, call), backend or Portable()
+    sizes, backend = resolve(config, call), backend or TorchBackend()
     grouping = group_tokens(call, config, sizes, None, backend)
     allowed = torch.full(q.shape[:2], density or config.density, dtype=torch.float64)
     return GroupedCall(call, config, sizes, grouping, allowed, backend)

@@ -53,7 +53,7 @@ def small(**settings: object) -> Config:
         "density": 0.3,
         "summary_slots": 8,
         "drift_rank": 2,
-        "backend": "portable",
+        "backend": "torch",
     }
     return Config(**{**base, **settings})
 

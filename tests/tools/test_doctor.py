@@ -9,7 +9,7 @@ import torch
 
 import residua
 from residua.ops import backend as backends
-from residua.ops import torch_backend as portable
+from residua.ops import torch_backend
 from residua.tools import doctor
 
 
@@ -26,7 +26,7 @@ def test_the_report_is_plain_and_complete():
     assert set(report) == {"versions", "cpu", "gpus", "backends"}
     assert report["cpu"]["threads"] == torch.get_num_threads() and report["cpu"]["model"]
     states = {state["name"]: state for state in report["backends"]}
-    assert states["portable"]["reason"] is None and states["portable"]["automatic"]
+    assert states["torch"]["reason"] is None and states["torch"]["automatic"]
     assert states["reference"]["reason"] is None and not states["reference"]["automatic"]
     assert all(state["summary"] for state in states.values())
 
@@ -36,7 +36,7 @@ def test_cpu_features_come_from_what_the_kernels_can_use():
 
 
 def test_a_backend_that_cannot_run_says_why(monkeypatch):
-    class Missing(portable.Portable):
+    class Missing(torch_backend.TorchBackend):
         name = "missing"
         about = "a backend without its compiler"
 

@@ -50,7 +50,7 @@ class Backend(SummaryPrimitives, RoutingPrimitives, RowPrimitives):
 
     name: ClassVar[str]
     about: ClassVar[str]  # one line for `residua doctor`
-    priority: ClassVar[int] = 0  # `auto` tries higher ones first; below 0: only by name
+    preference: ClassVar[int] = 0  # `auto` tries higher ones first; below 0: only by name
     deterministic: ClassVar[bool] = True  # bit-identical on repeats
     adds_by_slot: ClassVar[bool] = False  # whether `slot_means` is the fastest way to add a few rows by slot
     devices: ClassVar[tuple[str, ...] | None] = None  # torch device types; None = any

@@ -84,7 +84,7 @@ class Batch:
 class FlashInferBackend(TritonBackend):
     name: ClassVar[str] = "flashinfer"
     about: ClassVar[str] = "FlashInfer's paged attention with pages of one token; sm_80 to sm_90"
-    priority: ClassVar[int] = 30  # below Triton, unless `residua bench gpu` found it faster here
+    preference: ClassVar[int] = 30  # below Triton, unless `residua bench gpu` found it faster here
     deterministic: ClassVar[bool] = False  # FlashInfer does not promise it
     devices: ClassVar[tuple[str, ...] | None] = ("cuda",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16, torch.float16)
@@ -160,7 +160,7 @@ class FlashInferBackend(TritonBackend):
 class FlashInferBlocks(FlashInferBackend):
     name: ClassVar[str] = "flashinfer-blocks"
     about: ClassVar[str] = "FlashInfer's variable-block wrapper; copies its token lists to the host, by name only"
-    priority: ClassVar[int] = -1
+    preference: ClassVar[int] = -1
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> tuple[Tensor, Tensor]:
         heads, _, dim = q.shape

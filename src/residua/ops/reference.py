@@ -14,7 +14,7 @@ from .backend import BACKENDS, Backend
 class Reference(Backend):
     name = "reference"
     about = "naive masked dense attention, what the others are measured by; never chosen by itself"
-    priority = -1
+    preference = -1
 
     def attend(
         self,

@@ -16,12 +16,12 @@ _said: set[str] = set()  # warnings of this process; each is logged once
 
 def backends() -> dict[str, Backend]:
     """All registered backends, best first."""
-    return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].priority))
+    return dict(sorted(BACKENDS.items(), key=lambda item: -item[1].preference))
 
 
 def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
-    """What `auto` tries, in order: as `residua bench gpu` measured it on this GPU, otherwise by priority."""
-    candidates = [backend for backend in known.values() if backend.priority >= 0]
+    """What `auto` tries, in order: as `residua bench gpu` measured it on this GPU, otherwise by preference."""
+    candidates = [backend for backend in known.values() if backend.preference >= 0]
     if device.type != "cuda":
         return candidates
     from .gpu_cache import recall
@@ -40,14 +40,14 @@ def slow_note(chosen: str, demand: Demand) -> str | None:
     Returns:
         The sentence; None if the native kernels run, or if this is no call on a CPU.
     """
-    if chosen != "portable" or demand.device.type != "cpu":
+    if chosen != "torch" or demand.device.type != "cpu":
         return None
     native = backends().get("native")
     if native is None:
         return None
     why = "; ".join(native.reasons(demand))
     return (
-        f"the portable backend runs, which may be slower than dense attention. The native one cannot: {why} "
+        f"the torch backend runs, which may be slower than dense attention. The native one cannot: {why} "
         "(`residua doctor` shows what can run here)"
     )
 

@@ -14,10 +14,10 @@ from .plain.grouping import gather_rows
 
 
 @BACKENDS.register
-class Portable(Backend):
-    name = "portable"
+class TorchBackend(Backend):
+    name = "torch"
     about = "pure torch, any device and dtype"
-    priority = 10
+    preference = 10
     gpu_by_itself = False  # Python loops that wait for the device
 
     def attend(

@@ -75,7 +75,7 @@ def gpus() -> list[str]:
 def backend_states() -> list[BackendState]:
     """Every backend, best first, with the reason where it cannot run."""
     return [
-        BackendState(name, backend.about, backend.unavailable(), backend.priority >= 0)
+        BackendState(name, backend.about, backend.unavailable(), backend.preference >= 0)
         for name, backend in backends().items()
     ]
 
@@ -99,7 +99,7 @@ def self_test(device: torch.device | None = None) -> list[dict[str, Any]]:
         device = torch.device("cuda", torch.cuda.current_device())
     rows = []
     for name, backend in backends().items():
-        if backend.priority < 0 or not backend.gpu_by_itself or backend.unavailable():
+        if backend.preference < 0 or not backend.gpu_by_itself or backend.unavailable():
             continue
         if backend.devices is not None and device.type not in backend.devices:
             continue

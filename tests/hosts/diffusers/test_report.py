@@ -193,7 +193,7 @@ def test_equal_notes_are_counted_together():
             warm=False,
             reused=0.0,
             pairs=SimpleNamespace(**dict.fromkeys(PAIRS, 1)),
-            backend="portable",
+            backend="torch",
             error=0.1,
             flops=1,
             timings=None,

@@ -140,12 +140,12 @@ def test_a_budget_too_small_for_anchors_gets_centres_and_says_so():
 
 
 @pytest.mark.parametrize("reconstruction", SUMMARISED)
-@pytest.mark.parametrize("backend", ["portable", "native"])
+@pytest.mark.parametrize("backend", ["torch", "native"])
 def test_the_output_is_the_plan_written_out(reconstruction, backend):
     """Kept keys and the summary of what was chosen, row by row in fp64, with exact probe rows."""
     q, k, v = qkv(2, 4, 2, 240, 260, 16, 24)
     config = small(reconstruction=reconstruction, density=0.5, backend=backend)
-    work = grouped_call(q, k, v, config.replace(backend="portable"))
+    work = grouped_call(q, k, v, config.replace(backend="torch"))
     plan = stages(reconstruction, work)
     summary, k_all, v_all = plan.summary, expand_heads(k, 4).double(), expand_heads(v, 4).double()
     wanted = torch.zeros(2, 4, 240, 24, dtype=torch.float64)
@@ -173,7 +173,7 @@ def test_heads_get_what_they_chose():
     drift = Drift(normal(1, 2, 8, 2), normal(*shape, 2), normal(*shape, 2).abs(), normal(*shape, 2, 5))
     summary = SummaryKeys(normal(*shape, 6, 8), normal(*shape, 6, 5), normal(*shape, 6), drift)
     choice = torch.tensor([[int(choice) for choice in Choice]])
-    found = backends()["portable"].switch_summary(summary, choice)
+    found = backends()["torch"].switch_summary(summary, choice)
     assert torch.equal(found.log_weight[:, :2], summary.log_weight[:, :2])
     assert (found.log_weight[:, 2:] == -math.inf).all()
     for name in ("curve", "slope"):
@@ -192,7 +192,7 @@ BUDGET = {"query_groups": 16, "kv_groups": 64, "probes": 16, "summary_slots": 16
 
 def test_concentrated_heads_run_plain_and_say_so():
     q, k, v = concentrated()
-    config = Config(density=0.3, backend="portable", **BUDGET)
+    config = Config(density=0.3, backend="torch", **BUDGET)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert receipt.chosen["plain"] == 2
     assert any(note.startswith("2 of 2 heads run without a summary") for note in receipt.notes)
@@ -202,7 +202,7 @@ def test_concentrated_heads_run_plain_and_say_so():
 def test_diffuse_heads_run_with_drift_and_gain_much():
     q, k, v = video_like(VideoLike(grid=(4, 12, 16), head_dim=32, concentration=9.0))
     dense, _ = masked_attention(q, k, v)
-    config = Config(density=0.3, backend="portable", **BUDGET)
+    config = Config(density=0.3, backend="torch", **BUDGET)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert receipt.chosen["with drift"] == 2 and receipt.cost <= 0.3
     dropped = attention(q, k, v, config.replace(reconstruction="none"))
@@ -217,7 +217,7 @@ def test_the_summary_never_hurts_what_is_kept(reconstruction, concentration):
     """Against the same cells without a summary; the judge sees few rows, hence the tolerance."""
     q, k, v = video_like(VideoLike(grid=(4, 12, 16), head_dim=32, concentration=concentration))
     dense, _ = masked_attention(q, k, v)
-    work = grouped_call(q, k, v, Config(density=0.22, backend="portable", reconstruction=reconstruction, **BUDGET))
+    work = grouped_call(q, k, v, Config(density=0.22, backend="torch", reconstruction=reconstruction, **BUDGET))
     plan = stages(reconstruction, work)
     out, _ = work.backend.attend(q, k, v, plan.route, work.call.scale, plan.summary)
     dropped, _ = work.backend.attend(q, k, v, plan.route, work.call.scale)

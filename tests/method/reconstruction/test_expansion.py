@@ -54,7 +54,7 @@ def expanded(call, grouping, route, single, merged, rank, backend=None):
     return expand(call, grouping, slots, rank, backend)
 
 
-@pytest.mark.parametrize("backend", ["portable", "native"])
+@pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("kv_heads, padding, pinned", [(4, 0, 0), (2, 0, 0), (1, 1, 0), (2, 0, 1), (2, 1, 1)])
 @pytest.mark.parametrize("keep", [0.0, 0.4])
 def test_a_row_at_its_anchor_gets_the_dense_output(backend, kv_heads, padding, pinned, keep):
@@ -109,7 +109,7 @@ def error_at(eps, rank, anchor, keys=120, groups=1, backend="reference"):
     return float((out - wanted).norm()), float((lse - wanted_lse).norm())
 
 
-@pytest.mark.parametrize("backend", ["reference", "portable"])
+@pytest.mark.parametrize("backend", ["reference", "torch"])
 def test_around_an_anchor_it_is_exact_to_first_order(backend):
     """At the origin all keys weigh the same, so the covariances are those that a derivative asks for."""
     origin = torch.zeros(4, dtype=torch.float64)
@@ -246,11 +246,11 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     summary = merge_centres(call, grouping, slots, mass, centres, Backend())
     on = summary.log_weight > -math.inf
     assert torch.allclose(summary.log_weight[on], torch.tensor(math.log(10)), atol=1e-4)
-    out, _ = backends()["portable"].attend(q, k, v, route, call.scale, summary)
+    out, _ = backends()["torch"].attend(q, k, v, route, call.scale, summary)
     assert worst(out, masked_attention(q, k, v)[0]) < 5e-6
 
 
-@pytest.mark.parametrize("backend", ["portable", "native"])
+@pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("padding", [False, True])
 def test_a_centre_is_exact_for_the_mean_query(backend, padding):
     """Mass and value of every group there, against the keys one by one, in fp64."""
@@ -269,7 +269,7 @@ def test_a_centre_is_exact_for_the_mean_query(backend, padding):
         assert torch.allclose(centres.values[b, h, group].double(), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["portable", "native"])
+@pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
     """Masses, slots and summary are those of expanded heads that are given the same centres."""
@@ -341,8 +341,7 @@ def test_the_simple_tail_in_pieces(monkeypatch):
         mass_there = around.log_mass(scaled, grouping, Backend())
         there = assign_slots(route, grouping, mass_there, 2, 2, EVERY, Backend())
         plain, native = (
-            merge_centres(scaled, grouping, there, mass_there, around, backends()[name])
-            for name in ("portable", "native")
+            merge_centres(scaled, grouping, there, mass_there, around, backends()[name]) for name in ("torch", "native")
         )
         for name in ("keys", "values", "log_weight"):
             torch.testing.assert_close(getattr(native, name), getattr(plain, name), rtol=1e-4, atol=1e-4)

@@ -23,7 +23,7 @@ DRIFT, STILL, PLAIN, DENSE = Choice
 def chosen(errors, bare=False, density=0.22, **settings):
     """What the judge makes of candidates with these relative errors, for one head: -> choice, error."""
     allowed = torch.full((1, 1), density, dtype=torch.float64)
-    backend = backends()["portable"]
+    backend = backends()["torch"]
     call = validate(*qkv(1, 1, 1, 16, 16))  # without text
     work = SimpleNamespace(call=call, config=small(density=0.22, **settings), allowed=allowed, backend=backend)
     rows = torch.tensor(errors).view(-1, 1, 1, 1).expand(-1, 1, 1, 6)

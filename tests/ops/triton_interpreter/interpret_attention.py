@@ -357,7 +357,7 @@ def test_repair(dtype, tokens, dim, rank):
 
 
 def test_the_interpreter_must_be_asked_for():
-    assert BACKEND.priority < 0
+    assert BACKEND.preference < 0
     assert not BACKEND.reasons(Demand(torch.device("cpu"), torch.float16, 64, 64))
 
 

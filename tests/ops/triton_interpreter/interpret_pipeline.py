@@ -1,4 +1,4 @@
-"""The whole attention call in the interpreter: every stage through the kernels, beside `portable`."""
+"""The whole attention call in the interpreter: every stage through the kernels, beside `torch`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def call(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     [{}, {"pinned_keys": (140, 150), "exact_queries": (140, 150), "key_mask": torch.arange(150)[None] != 17}],
     ids=["plain", "text tokens"],
 )
-def test_a_call_equals_the_portable_one(options):
+def test_a_call_equals_that_of_torch(options):
     q, k, v = call(torch.float32)
     states = residua.State(), residua.State()
     for warm in (False, True):
         found = []
-        for state, backend in zip(states, ("triton", "portable"), strict=True):
+        for state, backend in zip(states, ("triton", "torch"), strict=True):
             config = residua.Config(backend=backend, **SETTINGS)
             out, receipt = residua.attention(q, k, v, config, state, return_receipt=True, **options)
             assert receipt.backend == backend
@@ -52,7 +52,7 @@ def test_heads_whose_scores_an_expansion_leaves_out_do_without_one():
     q, k, v = call(torch.float32)
     q = q * torch.tensor([1.0, 40.0, 1.0, 40.0]).view(1, 4, 1, 1)
     choices = []
-    for backend in ("triton", "portable"):
+    for backend in ("triton", "torch"):
         config = residua.Config(backend=backend, **SETTINGS)
         out, receipt = residua.attention(q, k, v, config, return_receipt=True)
         choices.append(receipt.choice_per_head.tolist())

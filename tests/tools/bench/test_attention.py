@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from residua.errors import BackendError, InputError
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.tools.bench import sweep
 from residua.tools.bench.attention import Measurement, Task, measure, write_json
 from residua.tools.bench.memory import peak_extra_bytes
 from tests.support.command import run
 
-SMALL = Task(tokens=512, heads=2, head_dim=32, backend="portable", repeats=2)
+SMALL = Task(tokens=512, heads=2, head_dim=32, backend="torch", repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +50,19 @@ def test_every_stage_of_a_call_is_timed(row):
 
 
 def test_a_wrong_kernel_is_not_reported(monkeypatch):
-    right = Portable.attend
+    right = TorchBackend.attend
 
     def wrong(self, *args, **options):
         out, lse = right(self, *args, **options)
         return out * 1.001, lse
 
-    monkeypatch.setattr(Portable, "attend", wrong)
+    monkeypatch.setattr(TorchBackend, "attend", wrong)
     with pytest.raises(BackendError, match="differ from fp64"):
         measure(SMALL)
 
 
 def test_an_output_without_numbers_is_not_reported(monkeypatch):
-    monkeypatch.setattr(Portable, "add_affine", lambda self, out, *rest: torch.full_like(out, torch.nan))
+    monkeypatch.setattr(TorchBackend, "add_affine", lambda self, out, *rest: torch.full_like(out, torch.nan))
     with pytest.raises(BackendError, match="nothing is reported"):
         measure(replace(SMALL, reconstruction="probe"))
 
@@ -99,7 +99,7 @@ def test_json_is_written_whole(tmp_path):
 def test_the_command_writes_json_and_never_over_it(tmp_path):
     target = tmp_path / "out.json"
     command = ["bench", "attention", "--tokens", "256", "--heads", "1", "--head-dim", "16", "--repeats", "1"]
-    command += ["--backend", "portable", "--json", str(target)]
+    command += ["--backend", "torch", "--json", str(target)]
     assert run(*command).exit_code == 0
     before = target.read_text()
     assert json.loads(before)["task"]["tokens"] == 256

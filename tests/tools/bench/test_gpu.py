@@ -11,7 +11,7 @@ import torch
 
 import residua
 from residua.errors import BackendError, InputError
-from residua.ops.torch_backend import Portable
+from residua.ops.torch_backend import TorchBackend
 from residua.tools.bench import gpu
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ def test_the_report_is_whole(report):
     assert report["task"]["tokens"] == 256
     assert report["environment"]["device"] == "cpu"
     assert report["dense_ms"]["SDPA"] > 0
-    found = report["backends"]["portable"]
+    found = report["backends"]["torch"]
     assert found["kernel_error"] < 1e-5
     assert found["bit_identical"]
     assert found["call_ms"] > 0
@@ -55,15 +55,15 @@ def test_backends_that_cannot_say_why(report):
 
 
 def test_a_wrong_kernel_gets_no_times(monkeypatch):
-    attend = Portable.attend
+    attend = TorchBackend.attend
 
     def wrong(self, *arguments, **options):
         out, lse = attend(self, *arguments, **options)
         return out * 1.01, lse
 
-    monkeypatch.setattr(Portable, "attend", wrong)
+    monkeypatch.setattr(TorchBackend, "attend", wrong)
     call = SMALL.call(CPU)
-    found = gpu.measure_backend(SMALL, call, Portable(), call.v, lambda _: None)
+    found = gpu.measure_backend(SMALL, call, TorchBackend(), call.v, lambda _: None)
     assert set(found) == {"wrong"}
     assert "no times are reported" in found["wrong"]
 
@@ -71,7 +71,7 @@ def test_a_wrong_kernel_gets_no_times(monkeypatch):
 @pytest.mark.parametrize("what", ["summary", "drift", "calls"])
 def test_what_is_wrong_only_in_what_is_timed_gets_no_times(monkeypatch, what):
     """A kernel that is right without a summary may be wrong with one, and a call where its kernel is not."""
-    attend = Portable.attend
+    attend = TorchBackend.attend
 
     def wrong(self, q, k, v, route, scale, summary=None, out_dtype=None):
         if summary is not None and what == "summary":
@@ -80,13 +80,13 @@ def test_what_is_wrong_only_in_what_is_timed_gets_no_times(monkeypatch, what):
             summary = replace(summary, drift=None)
         return attend(self, q, k, v, route, scale, summary, out_dtype)
 
-    monkeypatch.setattr(Portable, "attend", wrong)
+    monkeypatch.setattr(TorchBackend, "attend", wrong)
     if what == "calls":
         monkeypatch.setattr("residua.tools.bench.gpu.attention", lambda *a, **k: spoiled(*a, **k))
     task = replace(SMALL, tokens=512, density=0.3)  # enough for a drift
     call = task.call(CPU)
     dense = torch.nn.functional.scaled_dot_product_attention(call.q, call.k, call.v)
-    found = gpu.measure_backend(task, call, Portable(), dense, lambda _: None)
+    found = gpu.measure_backend(task, call, TorchBackend(), dense, lambda _: None)
     assert set(found) == {"wrong"}
 
 

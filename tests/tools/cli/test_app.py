@@ -131,17 +131,17 @@ def test_a_traceback_can_be_asked_for(monkeypatch):
 def test_doctor_as_tables_and_json():
     found = run("doctor")
     assert found.exit_code == 0
-    for word in ("Versions", "torch", "CPU:", "GPU:", "portable", "available"):
+    for word in ("Versions", "torch", "CPU:", "GPU:", "torch", "available"):
         assert word in found.output
     report = json.loads(run("doctor", "--json").output)
-    assert {"portable", "reference"} <= {state["name"] for state in report["backends"]}
+    assert {"torch", "reference"} <= {state["name"] for state in report["backends"]}
 
 
 @pytest.mark.slow
 def test_bench_synthetic_prints_one_row_per_concentration():
-    found = run("bench", "synthetic", "--tokens", "512", "--heads", "1", "--head-dim", "32", "--backend", "portable")
+    found = run("bench", "synthetic", "--tokens", "512", "--heads", "1", "--head-dim", "32", "--backend", "torch")
     assert found.exit_code == 0, found.output
-    for word in ("broad", "medium", "sparse", "density", "error", "backend portable", "approximation"):
+    for word in ("broad", "medium", "sparse", "density", "error", "backend torch", "approximation"):
         assert word in found.output
 
 

@@ -21,7 +21,7 @@ from residua.tools.capture import CaptureWriter, read_captures
 from residua.util.whole_file import write_text_whole
 from tests.support.command import run
 
-BENCH = ("--heads", "1", "--head-dim", "16", "--repeats", "1", "--backend", "portable")
+BENCH = ("--heads", "1", "--head-dim", "16", "--repeats", "1", "--backend", "torch")
 
 
 @contextmanager

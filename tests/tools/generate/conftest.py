@@ -40,7 +40,7 @@ def request_small() -> Request:
 
 @pytest.fixture
 def sparsity() -> Sparsity:
-    return Sparsity(Config(density=0.4, backend="portable"), dense_steps=1, dense_layers=1, min_tokens=0)
+    return Sparsity(Config(density=0.4, backend="torch"), dense_steps=1, dense_layers=1, min_tokens=0)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ def comparison(pipe):
         pipe,
         "world",
         Request(PROMPT, seed=1, steps=3, height=16, width=16, frames=8),
-        Sparsity(Config(density=0.4, backend="portable"), dense_steps=1, dense_layers=1, min_tokens=0),
+        Sparsity(Config(density=0.4, backend="torch"), dense_steps=1, dense_layers=1, min_tokens=0),
         lpips="no weights here",
         watch=lambda name: lambda done, total: None,
         repeats=2,

@@ -19,7 +19,7 @@ from residua.tools.studies.results import Result, average, of
 from residua.tools.studies.subject import Subject
 
 SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
-CONFIG = Config.paper(density=0.3, probes=24, query_groups=12, kv_groups=24, backend="portable")
+CONFIG = Config.paper(density=0.3, probes=24, query_groups=12, kv_groups=24, backend="torch")
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_a_claim_that_fails_for_one_model_is_mixed_and_for_all_contradicted():
 
 def test_the_shipped_capture_repeats_bit_for_bit():
     calls = in_order(read_captures(SHIPPED))[:1]
-    config = Config.paper(probes=16, backend="portable")
+    config = Config.paper(probes=16, backend="torch")
     before = torch.random.get_rng_state()
     first, second = (measure(calls, config, quick=True) for _ in range(2))
     assert first == second and torch.equal(before, torch.random.get_rng_state())

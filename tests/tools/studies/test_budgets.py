@@ -26,7 +26,7 @@ from residua.tools.studies.budgets.measure import (
 )
 from residua.tools.studies.budgets.report import budget_table, compare_budgets, findings
 
-CONFIG = Config(probes=16, backend="portable", query_groups=8, kv_groups=24)
+CONFIG = Config(probes=16, backend="torch", query_groups=8, kv_groups=24)
 GRID = (4, 8, 8)
 
 
@@ -84,7 +84,7 @@ def test_a_shared_budget_moves_pairs_to_where_they_count(calls):
 
 def test_settings_differ_in_what_they_say_alone():
     made = settings(CONFIG, [0.05])
-    assert made[PAPER] == Config.paper(density=0.22, backend="portable")
+    assert made[PAPER] == Config.paper(density=0.22, backend="torch")
     assert made[FINER] == made[PAPER].replace(query_groups=300, kv_groups=1000)
     assert made[shared(0.05)] == made[fixed(0.05)].replace(balance=True) == CONFIG.replace(density=0.05, balance=True)
 

@@ -27,7 +27,7 @@ from residua.tools.studies.diagnostics.measure import (
 from residua.tools.studies.diagnostics.report import _affine_findings, fidelity_table
 from residua.tools.studies.subject import Subject, dense_rows
 
-CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="portable")
+CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="torch")
 
 
 @pytest.fixture(scope="module", params=[None, ((256, 270),)], ids=["video", "text"])

@@ -41,7 +41,7 @@ from residua.tools.studies.subject import Subject
 from tests.support.study_results import made
 
 SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
-CONFIG = Config(probes=24, backend="portable")
+CONFIG = Config(probes=24, backend="torch")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ class NativeBackend(NativeGrouping, NativeRouting, NativeSummary, NativeRows, Na
 
     name: ClassVar[str] = "native"
     about: ClassVar[str] = "fused C++ kernels for the CPU"
-    priority: ClassVar[int] = 100
+    preference: ClassVar[int] = 100
     deterministic: ClassVar[bool] = True
     adds_by_slot: ClassVar[bool] = True
 

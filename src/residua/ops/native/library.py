@@ -13,7 +13,7 @@ from . import abi
 from .threads import threads
 
 # Best first; the index is the number that the library takes.
-ISAS = ("avx512bf16", "avx512", "avx2", "portable")
+ISAS = ("avx512bf16", "avx512", "avx2", "generic")
 ISA_VARIABLE = "RESIDUA_NATIVE_ISA"
 
 

@@ -22,7 +22,7 @@ class TritonBackend(Backend):
     name: ClassVar[str] = "triton"
     about: ClassVar[str] = "Triton kernels for NVIDIA GPUs from sm_80, the whole call on the device"
     # the interpreter must be asked for by name: `auto` would make a call thousands of times slower
-    priority: ClassVar[int] = -1 if interpreting() else 40
+    preference: ClassVar[int] = -1 if interpreting() else 40
     deterministic: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...] | None] = ("cuda", "cpu") if interpreting() else ("cuda",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
@@ -458,7 +458,7 @@ class TritonBackend(Backend):
         changed = (summary.log_weight, *((drift.curve, drift.slope) if drift is not None else ()))
         if not all(x.is_contiguous() for x in changed):
             return super().switch_summary(summary, choice)
-        with device_guard(choice.device), explained("Triton", "portable"):
+        with device_guard(choice.device), explained("Triton", "torch"):
             return switch_summary(summary, choice)
 
     @entry

@@ -75,7 +75,7 @@ def entry(primitive: Callable[P, T]) -> Callable[P, T]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         tensor = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         device = tensor.device if tensor is not None else torch.device("cpu")
-        with device_guard(device), explained("Triton", "portable"):
+        with device_guard(device), explained("Triton", "torch"):
             return primitive(*args, **kwargs)
 
     return wrapped

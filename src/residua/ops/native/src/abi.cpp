@@ -27,7 +27,7 @@ const Kernels* kernels_of(int32_t isa) {
   if (isa == 1) return avx512 ? kernels_avx512() : nullptr;
   if (isa == 2) return avx2 ? kernels_avx2() : nullptr;
 #endif
-  return isa == 3 ? kernels_portable() : nullptr;
+  return isa == 3 ? kernels_generic() : nullptr;
 }
 
 namespace {

@@ -2,7 +2,7 @@
 // defines RESIDUA_ISA (the name space) and one of RESIDUA_AVX512, RESIDUA_AVX2 or neither.
 //
 // Everything lives in a name space per instruction set and uses no templates of the standard library: a weak
-// symbol compiled with AVX-512 must never be the one that the linker keeps for the portable code.
+// symbol compiled with AVX-512 must never be the one that the linker keeps for the generic code.
 #pragma once
 #include "dtype.h"
 
@@ -18,7 +18,7 @@
 #elif defined(RESIDUA_AVX2)
 #include "simd_avx2.h"
 #else
-#include "simd_portable.h"
+#include "simd_generic.h"
 #endif
 
 namespace residua::RESIDUA_ISA {

@@ -19,7 +19,7 @@ constexpr int64_t kPeakRows = 1024;
 constexpr int64_t kSlotRows = 8;  // query groups of a task of `choose_slots`
 
 // On a busy machine a second thread costs more than a fraction of a millisecond of work.
-int64_t worth(int64_t threads, int64_t elements) { return elements < (1 << 20) ? 1 : threads; }
+int64_t threads_for(int64_t threads, int64_t elements) { return elements < (1 << 20) ? 1 : threads; }
 
 bool in_range(const int64_t* labels, int64_t count, int64_t groups) {
   return std::all_of(labels, labels + count, [&](int64_t label) { return label < groups; });
@@ -236,7 +236,7 @@ RESIDUA_EXPORT int32_t residua_fit_residual(const FitArgs* a, int32_t isa, int32
 
 RESIDUA_EXPORT int32_t residua_matmul(const MatmulArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
-    const int64_t used = worth(threads, a->matrices * a->rows * a->columns * a->inner / 16);
+    const int64_t used = threads_for(threads, a->matrices * a->rows * a->columns * a->inner / 16);
     return over_parts(used, a->matrices, a->columns, kMatmulColumns, kernels.matmul_scratch(*a),
                       [&](int64_t matrix, int64_t begin, int64_t end, void* scratch) {
                         kernels.matmul(*a, matrix, begin, end, scratch);
@@ -254,7 +254,7 @@ RESIDUA_EXPORT int32_t residua_directions(const DirectionsArgs* a, int32_t isa, 
 RESIDUA_EXPORT int32_t residua_row_peaks(const PeaksArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
     const Shape& s = a->shape;
-    return over_parts(worth(threads, s.batch * s.heads * s.queries * s.dim), s.batch * s.heads, s.queries,
+    return over_parts(threads_for(threads, s.batch * s.heads * s.queries * s.dim), s.batch * s.heads, s.queries,
                       kPeakRows, 0, [&](int64_t head, int64_t begin, int64_t end, void*) {
                         kernels.peaks(*a, head, begin, end);
                       });
@@ -264,7 +264,7 @@ RESIDUA_EXPORT int32_t residua_row_peaks(const PeaksArgs* a, int32_t isa, int32_
 RESIDUA_EXPORT int32_t residua_all_finite(const FiniteArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels& kernels) {
     std::atomic<int32_t> finite{1};
-    const Status status = over_parts(worth(threads, a->count), 1, a->count, kFinitePart, 0,
+    const Status status = over_parts(threads_for(threads, a->count), 1, a->count, kFinitePart, 0,
                                      [&](int64_t, int64_t begin, int64_t end, void*) {
                                        if (!kernels.all_finite(a->x + begin, end - begin)) finite = 0;
                                      });
@@ -276,7 +276,7 @@ RESIDUA_EXPORT int32_t residua_all_finite(const FiniteArgs* a, int32_t isa, int3
 RESIDUA_EXPORT int32_t residua_sort_groups(const SortArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels&) {
     if (!in_range(a->labels, a->heads * a->tokens, a->groups)) return kBadPartition;
-    return parallel(worth(threads, 8 * a->heads * a->tokens), a->heads, 0, [&](int64_t head, void*) {
+    return parallel(threads_for(threads, 8 * a->heads * a->tokens), a->heads, 0, [&](int64_t head, void*) {
       sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, a->order + head * a->tokens,
                   a->offsets + head * (a->groups + 1));
     });
@@ -326,7 +326,7 @@ RESIDUA_EXPORT int32_t residua_central_rows(const CentralArgs* a, int32_t isa, i
 RESIDUA_EXPORT int32_t residua_spend(const SpendArgs* a, int32_t isa, int32_t threads) {
   return with_kernels(isa, [&](const Kernels&) {
     const size_t bytes = 2 * a->query_groups * a->kv_groups * sizeof(Cell);
-    const int64_t used = worth(threads, 8 * a->heads * a->query_groups * a->kv_groups);
+    const int64_t used = threads_for(threads, 8 * a->heads * a->query_groups * a->kv_groups);
     return parallel(used, a->heads, bytes, [&](int64_t head, void* scratch) { spend(*a, head, scratch); });
   });
 }
@@ -340,7 +340,7 @@ RESIDUA_EXPORT int32_t residua_choose_slots(const ChooseArgs* a, int32_t isa, in
     const auto known = [&](int64_t slot) { return slot >= 0 && slot < neighbourhoods; };
     if (!std::all_of(a->near, a->near + named, known)) return kBadPartition;
     const size_t bytes = a->kv_groups * sizeof(uint64_t) + (a->single + a->merged) * sizeof(float);
-    const int64_t used = worth(threads, 16 * a->heads * a->query_groups * a->kv_groups);
+    const int64_t used = threads_for(threads, 16 * a->heads * a->query_groups * a->kv_groups);
     std::atomic<bool> housed{true};
     const Status status = over_parts(used, a->heads, a->query_groups, kSlotRows, bytes,
                                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {

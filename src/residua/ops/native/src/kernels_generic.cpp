@@ -1,0 +1,3 @@
+#define RESIDUA_ISA generic
+#include "kernels.h"
+const residua::Kernels* residua::kernels_generic() { return generic::table("generic"); }

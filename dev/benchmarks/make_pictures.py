@@ -23,7 +23,7 @@ from residua.tools.generate.run import Request, generate
 from residua.tools.generate.videos import contact_sheet, difference, encode_png, encode_webp, enlarged, to_pixels
 from residua.tools.metrics.physics import run_physics
 from residua.tools.metrics.video_quality import psnr
-from residua.tools.reports.palette import INK, REFERENCE, RESIDUA
+from residua.tools.reports.figure import INK, REFERENCE, RESIDUA
 from residua.world.held_out import DEMO_PROMPT, REPORT_PROMPTS
 from residua.world.renderer import render_video
 from residua.world.scenes import default_layout, parse_prompt

@@ -1,4 +1,4 @@
-"""Estimates of many calls, made once and kept in the package: `estimates.json`, for those who cannot wait for
+"""Estimates of many calls, made once and kept in the package: `break_even.json`, for those who cannot wait for
 a compiler. `python -m dev.gpu_model.table` writes it anew."""
 
 from __future__ import annotations

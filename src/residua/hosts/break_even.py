@@ -1,6 +1,6 @@
 """Stored estimates: what the static model said about a grid of calls, read without a compiler.
 
-`estimates.json` is written by `python -m dev.gpu_model.table`. Between its points milliseconds follow
+`break_even.json` is written by `python -m dev.gpu_model.table`. Between its points milliseconds follow
 a power of the token count and a line in the density; outside of them the nearest two points are drawn out.
 """
 
@@ -17,7 +17,7 @@ from .gpus import find_gpu
 
 STEP, MAX_TOKENS = 1024, 1 << 17
 TYPICAL_HEADS, TYPICAL_DENSITY = 24, 0.22
-FILE = Path(__file__).with_name("estimates.json")
+FILE = Path(__file__).with_suffix(".json")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from residua.tools.evaluate.report import make_report
 from residua.tools.evaluate.store import SCHEMA
 from residua.tools.evaluate.suite import Setting
-from residua.tools.reports.palette import RESIDUA, colours
+from residua.tools.reports.figure import RESIDUA, colours
 
 RUN = {"versions": {"residua": "1"}}
 

@@ -7,15 +7,14 @@ import dataclasses
 import hashlib
 import json
 import re
-from importlib.resources import files
 
 import pytest
 
 from residua.hosts.report import page as integration_page
-from residua.tools.generate.page import STAGES, report_page, result_files
+from residua.tools.generate.page import STAGES, comparison_page, result_files
 from residua.tools.generate.sparsity import Sparsity
-from residua.tools.reports import palette
-from residua.tools.reports.report import style as report_style
+from residua.tools.reports import figure
+from residua.tools.reports.page import template_text
 
 HOSTILE = "<script>alert(1)</script> \"><img src=x onerror=alert(2)> {{ 7 * 7 }} </title> 'quoted'"
 
@@ -24,7 +23,7 @@ HOSTILE = "<script>alert(1)</script> \"><img src=x onerror=alert(2)> {{ 7 * 7 }}
 def hostile_page(comparison) -> str:
     request = dataclasses.replace(comparison.request, prompt=HOSTILE)
     hostile = dataclasses.replace(comparison, request=request, model="<b>model</b>")
-    return report_page(hostile, 12, f"residua demo --prompt {HOSTILE}").decode()
+    return comparison_page(hostile, 12, f"residua demo --prompt {HOSTILE}").decode()
 
 
 def test_a_hostile_prompt_is_text(hostile_page):
@@ -48,7 +47,7 @@ def test_the_page_needs_nothing_else(hostile_page):
 
 
 def test_the_page_tells_the_figures(comparison):
-    page = report_page(comparison, 12, "residua demo").decode()
+    page = comparison_page(comparison, 12, "residua demo").decode()
     assert f"{comparison.quality.psnr:.1f} dB" in page and "not measured" in page
     assert "no weights here" in page and f"{comparison.density:.1%}" in page
     assert f"{comparison.cost:.1%}" in page and "quality" not in page
@@ -63,12 +62,12 @@ def test_the_page_tells_the_quality_and_the_heads_that_it_made_dense(comparison)
     named = dataclasses.replace(
         comparison, sparsity=Sparsity(quality="fast"), report=dataclasses.replace(comparison.report, total=total)
     )
-    page = report_page(named, 12, "residua demo").decode()
+    page = comparison_page(named, 12, "residua demo").decode()
     assert "quality fast" in page and "7 heads ran dense" in page
 
 
 def test_every_stage_has_a_colour():
-    style = (files("residua.tools.generate") / "templates" / "report.css").read_text()
+    style = template_text("comparison.css")
     assert all(f".c{place} " in style for place in range(len(STAGES) + 3))
 
 
@@ -76,7 +75,7 @@ def test_scores_of_vbench_are_shown_where_there_are_some(comparison):
     assert "residua generate --vbench" in comparison.to_dict()["not_measured"]["vbench"]
     scored = dataclasses.replace(comparison, vbench={"sparse": {"imaging_quality": 0.71}})
     assert "vbench" not in scored.to_dict()["not_measured"]
-    assert "imaging_quality 0.7100" in report_page(scored, 12, "residua generate").decode()
+    assert "imaging_quality 0.7100" in comparison_page(scored, 12, "residua generate").decode()
 
 
 def test_every_file_is_made(comparison):
@@ -97,7 +96,7 @@ def test_every_file_is_made(comparison):
 
 
 def test_dense_and_sparse_lie_over_each_other_and_play_by_themselves(comparison):
-    page = report_page(comparison, 12, "residua demo").decode()
+    page = comparison_page(comparison, 12, "residua demo").decode()
     videos = re.findall(r"<video[^>]*?(?= src=)", page)
     assert len(videos) == 3 and all("autoplay muted loop playsinline" in video for video in videos)
     assert ['class="over"' in video for video in videos] == [False, True, False]
@@ -111,24 +110,24 @@ def test_dense_and_sparse_lie_over_each_other_and_play_by_themselves(comparison)
 
 
 def test_one_colour_for_residua_in_every_page_and_chart():
-    pages = [report_style("report.css", package="residua.tools.generate"), integration_page.STYLE]
+    pages = ["\n".join(map(template_text, ("base.css", "comparison.css"))), integration_page.STYLE]
     for style in pages:
         light, dark = re.findall(r"--blue: (#\w+);", style)
-        assert (light, dark) == (palette.RESIDUA, palette.RESIDUA_ON_DARK)
+        assert (light, dark) == (figure.RESIDUA, figure.RESIDUA_ON_DARK)
 
 
 def test_videos_stand_still_for_people_who_asked_for_less_motion(comparison):
     """The attribute `autoplay` starts them, so the script must stop them, not only leave them alone."""
-    page = report_page(comparison, 12, "residua demo").decode()
+    page = comparison_page(comparison, 12, "residua demo").decode()
     assert 'toggle(!matchMedia("(prefers-reduced-motion: reduce)").matches);' in page
 
 
 def test_bars_show_what_was_saved(comparison):
-    page = report_page(comparison, 12, "residua demo").decode()
+    page = comparison_page(comparison, 12, "residua demo").decode()
     time, work = re.findall(r"--share:([\d.]+)%", page)
     assert float(time) == pytest.approx(min(100.0, 100 / comparison.speedup), abs=0.01)
     assert float(work) == pytest.approx(100 * comparison.cost, abs=0.01)
-    alone = report_page(dataclasses.replace(comparison, dense=None), 12, "residua demo").decode()
+    alone = comparison_page(dataclasses.replace(comparison, dense=None), 12, "residua demo").decode()
     assert 'class="dense"' not in alone.partition("<h2>What it took</h2>")[2].partition("</section>")[0]
 
 

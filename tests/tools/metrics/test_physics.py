@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from residua.tools.generate.page import report_page
+from residua.tools.generate.page import comparison_page
 from residua.tools.generate.run import Request
 from residua.tools.metrics.physics import PhysicsRow, mean_dense_physics, mean_physics, physics_table, run_physics
 from residua.world.held_out import DEMO_PROMPT
@@ -88,8 +88,8 @@ def test_the_comparison_and_its_page_tell_it(comparison, truth):
         "sparse_from_simulator",
         "dense_from_simulator",
     }
-    told = report_page(dataclasses.replace(comparison, physics=judged(truth, truth)), 12, "residua").decode()
+    told = comparison_page(dataclasses.replace(comparison, physics=judged(truth, truth)), 12, "residua").decode()
     assert "Physics" in told and "0.000" in told and "simulator" in told
     other = dataclasses.replace(comparison, physics=None)
     assert "physics" not in other.to_dict()
-    assert "Physics" not in report_page(other, 12, "residua").decode()
+    assert "Physics" not in comparison_page(other, 12, "residua").decode()

@@ -15,10 +15,10 @@ pytest.importorskip("typer")
 
 from rich.console import Console
 
-from residua.tools.reports import figures, palette
-from residua.tools.reports.palette import INK
-from residua.tools.reports.report import Finding, Picture, Report
-from residua.tools.reports.tables import Table
+from residua.tools.reports import figure
+from residua.tools.reports.figure import INK
+from residua.tools.reports.page import Finding, Page, Picture
+from residua.tools.reports.table import Table
 from tests.support.command import run
 
 SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
@@ -26,18 +26,18 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def test_a_flat_line_has_room_above_it():
-    _, axes = figures.canvas(1)
+    _, axes = figure.canvas(1)
     axes[0, 0].plot([0, 1], [0.4, 0.4001])
-    figures._from_zero(axes[0, 0])
+    figure._from_zero(axes[0, 0])
     low, high = axes[0, 0].get_ylim()
     assert low == 0 and high > 0.42
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> Page:
     table = Table("Errors", ("method", HOSTILE), ((HOSTILE, "0.1"), ("ours | x", "0.2")), "a note", "ours | x")
-    drawing = figures.curves({HOSTILE: {"b": [(0.0, 1.0), (1.0, 2.0)]}}, "x", "y")
-    return Report(
+    drawing = figure.curves({HOSTILE: {"b": [(0.0, 1.0), (1.0, 2.0)]}}, "x", "y")
+    return Page(
         title=f"A study {HOSTILE}",
         lead="lead",
         command="residua ablate x",
@@ -59,27 +59,27 @@ def test_a_report_is_four_kinds_of_files(report):
 
 
 def test_the_page_escapes_everything_and_loads_nothing(report):
-    page = report.page()
+    page = report.html()
     assert "<script" not in page and "&lt;script&gt;" in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
     assert "default-src 'none'" in page
 
 
 def test_a_drawing_in_a_page_takes_the_colours_of_the_page(report):
-    page = report.page()
+    page = report.html()
     svg = page[page.index("<svg") : page.index("</svg>")]
     assert "var(--ink)" in svg and INK not in svg and "<?xml" not in page
     assert not re.search(r'<svg[^>]* width="', svg)  # as wide as its place
 
 
 def test_ours_is_blue_and_nobody_else():
-    chosen = palette.colours(["a", "ours", *map(str, range(20))], "ours")
-    assert chosen.pop("ours") == palette.RESIDUA
-    taken = {palette.RESIDUA, palette.CONTRADICTED, palette.CONFIRMED}
+    chosen = figure.colours(["a", "ours", *map(str, range(20))], "ours")
+    assert chosen.pop("ours") == figure.RESIDUA
+    taken = {figure.RESIDUA, figure.CONTRADICTED, figure.CONFIRMED}
     assert not taken & set(chosen.values())
-    svg = figures.curves({"m": {"a": [(0, 1)], "ours": [(0, 2)]}}, "x", "y", residua=["ours"]).svg
+    svg = figure.curves({"m": {"a": [(0, 1)], "ours": [(0, 2)]}}, "x", "y", residua=["ours"]).svg
     assert "var(--blue)" in svg
-    assert "var(--blue)" not in figures.curves({"m": {"a": [(0, 1)]}}, "x", "y").svg
+    assert "var(--blue)" not in figure.curves({"m": {"a": [(0, 1)]}}, "x", "y").svg
 
 
 def test_markdown_keeps_a_bar_inside_its_cell(report):
@@ -101,13 +101,13 @@ def test_a_terminal_of_80_columns_shows_names_and_numbers_whole():
 
 def test_figures_are_the_same_for_the_same_numbers():
     groups = {"mean": {"m": {"a": 1.0, "b": 2.0}}}
-    assert figures.bars(groups, "y", "a") == figures.bars(groups, "y", "a")
+    assert figure.bars(groups, "y", "a") == figure.bars(groups, "y", "a")
 
 
 def test_the_scatter_takes_models_without_estimates_and_errors_of_zero():
     panels = {"a": {"m": [(0.1, 0.2), (0.01, 0.0)], "n": []}, "b": {"m": [], "n": []}}
-    assert figures.estimate_scatter(panels, 1.5).png.startswith(b"\x89PNG")
-    assert figures.estimate_scatter({"b": {"m": []}}, 1.5).png.startswith(b"\x89PNG")
+    assert figure.estimate_scatter(panels, 1.5).png.startswith(b"\x89PNG")
+    assert figure.estimate_scatter({"b": {"m": []}}, 1.5).png.startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 from residua import Config
 from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
-from residua.tools.reports.report import Finding
+from residua.tools.reports.page import Finding
 from residua.tools.studies import subject
 from residua.tools.studies.common import weighed
 from residua.tools.studies.diagnostics.measure import (

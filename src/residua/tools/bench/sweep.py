@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util.whole_file import write_whole
-from ..reports.palette import INK, OTHERS, PART_COLOURS, RESIDUA
+from ..reports.figure import INK, OTHERS, PART_COLOURS, RESIDUA
 from .attention import Task
 
 

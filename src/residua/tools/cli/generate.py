@@ -179,14 +179,14 @@ def _with_vbench(found: Comparison, fps: int, device: str) -> Comparison:
 
 def _write(found: Comparison, targets: dict[str, Path], fps: int, command: str, world: int) -> None:
     from ...util.files import publish_files
-    from ..generate.page import report_json, report_page
+    from ..generate.page import comparison_page, report_json
     from ..generate.videos import encode_mp4, to_pixels
     from .summary import summary
 
     made = {targets["sparse"]: encode_mp4(to_pixels(found.sparse.clip.frames), fps)}
     if found.dense is not None:
         made[targets["dense"]] = encode_mp4(to_pixels(found.dense.timed.clip.frames), fps)
-        made[targets["page"]] = report_page(found, fps, command)
+        made[targets["page"]] = comparison_page(found, fps, command)
         made[targets["json"]] = report_json(found)
     publish_files(made)
     show(summary(found))

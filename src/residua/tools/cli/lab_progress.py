@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from .app import console, show
 
 if TYPE_CHECKING:
-    from ..reports.report import Report
+    from ..reports.page import Page
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def counter(what: str) -> Iterator[Callable[[int], None]]:
         yield lambda done: bars.update(line, completed=done)
 
 
-def publish(report: Report, out: Path) -> None:
+def publish(report: Page, out: Path) -> None:
     """Prints tables and findings, and writes everything to the folder."""
     from ...util.files import publish_folder
 

@@ -7,37 +7,22 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.resources import files
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..generate.method_table import MAX_WAITING
-from ..reports.figures import curves
-from ..reports.report import Picture, Report, render_page, style
-from ..reports.tables import counted
+from ..reports.figure import curves
+from ..reports.page import Page, Picture
+from ..reports.table import counted
 from .report_tables import Values, collect, tables
 from .scorers import RowScores
 from .statistics import ENOUGH_PROMPTS, Estimate, estimate, paired, prompt_key, prompt_values
 from .store import DONE, FAILED, rows_table
 from .suite import Suite
 
-PACKAGE = "residua.tools.evaluate"
 WORST = 10
 MAX_PARTS = 200  # most points of a line in the figure
-
-
-@dataclass(frozen=True)
-class EvaluationReport(Report):
-    """A report of the lab that also shows the worst prompts side by side and the rows that failed."""
-
-    worst: Sequence[Mapping[str, Any]] = ()
-    failed: Sequence[Mapping[str, Any]] = ()
-
-    def page(self) -> str:
-        own = (files(PACKAGE) / "templates" / "evaluate.css").read_text(encoding="utf-8").strip()
-        sheet = "\n".join((style("lab.css"), own))
-        return render_page("evaluate.html", PACKAGE, report=self, style=sheet, worst=self.worst, failed=self.failed)
 
 
 def make_report(
@@ -65,7 +50,7 @@ def make_report(
     names = sorted({name for found in scores.values() for name in found})
     values = collect(suite, done, names)
     worst = worst_prompts(suite, done)
-    report = EvaluationReport(
+    page = Page(
         title=suite.name,
         lead=_lead(suite, len(done), wanted),
         command=command,
@@ -74,11 +59,11 @@ def make_report(
         warnings=_warnings(done, failed, wanted, manifest),
         facts=_facts(suite, done, reasons, manifest),
         data=_data(values, worst, failed, done),
-        worst=worst,
-        failed=failed_prompts(failed),
+        template="evaluate.html",
+        more={"worst": worst, "failed": failed_prompts(failed)},
     )
     every = [{**row, **scores.get(row["id"], {})} for row in rows]
-    return {**report.files(), "rows.parquet": rows_table(every, names)}
+    return {**page.files(), "rows.parquet": rows_table(every, names)}
 
 
 def worst_prompts(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

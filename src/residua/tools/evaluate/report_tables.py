@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..generate.flops import flops_unit
-from ..reports.tables import Table
+from ..reports.table import Table
 from .statistics import Estimate, PromptValues, estimate, paired, prompt_values, speedups
 from .suite import FLOOR, Suite
 
@@ -64,11 +64,11 @@ def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[s
     }
     cells[unit] = [_scaled(estimate(metrics["pflops"]), factor) for metrics in values.values()]
     cells["balls kept (clips)"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
-    shown, rows = _filled(list(values), cells)
-    return Table(
+    return Table.filled(
         "Quality and efficiency (the paper's Table 1)",
-        ("setting", *shown),
-        rows,
+        "setting",
+        list(values),
+        cells,
         note="mean [95 % interval from a bootstrap over prompts]. Distances are from the "
         f"dense clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its "
         "attention summed in another order. Cost is that of the sparse calls as a share of dense attention.",
@@ -81,14 +81,7 @@ def _median_table(values: Values, scores: Sequence[str]) -> Table:
         title: [_median(estimate(metrics[metric]), form) for metrics in values.values()]
         for metric, (title, form) in forms.items()
     }
-    shown, rows = _filled(list(values), cells)
-    return Table("Medians", ("setting", *shown), rows, note="Over prompts, seeds averaged first.")
-
-
-def _filled(names: Sequence[str], cells: dict[str, list[str]]) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-    """Titles of the columns that have a value, and the table's lines for these columns."""
-    shown = {title: column for title, column in cells.items() if any(cell != "-" for cell in column)}
-    return list(shown), tuple((name, *line) for name, *line in zip(names, *shown.values(), strict=True))
+    return Table.filled("Medians", "setting", list(values), cells, note="Over prompts, seeds averaged first.")
 
 
 def _speed_table(values: Values) -> Table:
@@ -120,15 +113,9 @@ def _difference_table(suite: Suite, values: Values, scores: Sequence[str]) -> Ta
         ]
         for metric in (*COMPARED, *scores)
     }
-    shown, rows = _filled([f"{a} - {b}" for a, b in pairs], cells)
-    if not pairs or not shown:
-        return None
-    return Table(
-        "Paired differences",
-        ("settings", *shown),
-        rows,
-        note="Mean difference on the same prompts [95 % interval]; * where the interval leaves out zero.",
-    )
+    note = "Mean difference on the same prompts [95 % interval]; * where the interval leaves out zero."
+    table = Table.filled("Paired differences", "settings", [f"{a} - {b}" for a, b in pairs], cells, note)
+    return table if pairs and len(table.columns) > 1 else None
 
 
 def _cell(found: Estimate | None, form: str) -> str:

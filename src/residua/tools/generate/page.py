@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...util import json_text
 from ..metrics.physics import MEANING as PHYSICS
-from ..reports.report import render_page, style
+from ..reports.page import render, template_text
 from .comparison import Comparison
 from .floor import MEANING as FLOOR
 from .floor import floor_text
@@ -22,7 +21,6 @@ from .videos import contact_sheet, difference, encode_mp4, encode_png, encode_we
 if TYPE_CHECKING:
     from ...world.physics import Physics, Track
 
-TEMPLATES = "residua.tools.generate", "templates"
 STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows")
 
 
@@ -58,7 +56,7 @@ def result_files(comparison: Comparison, fps: int, command: str) -> dict[str, by
     made["side-by-side.webp"] = encode_webp(side_by_side(large), fps)
     made["contact-sheet.png"] = encode_png(contact_sheet({captions[n]: p for n, p in clips.items()}))
     made["report.json"] = report_json(comparison)
-    made["report.html"] = report_page(comparison, fps, command)
+    made["report.html"] = comparison_page(comparison, fps, command)
     return made
 
 
@@ -66,13 +64,12 @@ def report_json(comparison: Comparison) -> bytes:
     return (json_text.dumps(comparison.to_dict(), indent=2) + "\n").encode()
 
 
-def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
+def comparison_page(comparison: Comparison, fps: int, command: str) -> bytes:
     """The page. Everything inserted is escaped; it runs only its own script and loads nothing."""
-    script = (files(TEMPLATES[0]) / TEMPLATES[1] / "report.js").read_text(encoding="utf-8").strip()
+    script = template_text("comparison.js")
     unit, factor = flops_unit([comparison.pflops(dense=True), comparison.pflops(dense=False)])
-    page = render_page(
-        "report.html",
-        TEMPLATES[0],
+    page = render(
+        "comparison.html",
         headline=comparison.headline,
         facts=comparison.to_dict(),
         savings=_savings(comparison),
@@ -88,7 +85,6 @@ def report_page(comparison: Comparison, fps: int, command: str) -> bytes:
         fps=fps,
         command=command,
         script=script,
-        style=style("report.css", package=TEMPLATES[0]),
         flops_unit=unit,
         flops_factor=factor,
         script_hash=_base64(hashlib.sha256(script.encode()).digest()),

@@ -16,8 +16,8 @@ from ...util import json_text
 from .. import doctor
 from ..metrics.physics import PhysicsRow, physics_table
 from ..metrics.video_quality import Lpips
-from ..reports import palette
-from ..reports.tables import Table, counted
+from ..reports.figure import REFERENCE, colours
+from ..reports.table import Table, counted
 from .averages import dense_figures, mean_floor, sparse_figures
 from .compare import Watch, against, dense_baseline
 from .comparison import Baseline, Comparison, machine
@@ -246,12 +246,12 @@ def plot(rows: Sequence[Row]) -> bytes:
     sparse = [row for row in rows if not row.is_dense]
     lowest = next((row.psnr for row in rows if row.partition == DENSE_AGAIN), None)
     names = list(dict.fromkeys(row.line for row in sparse))
-    chosen = palette.colours(names, OURS)
+    chosen = colours(names, OURS)
     for axis, (x, y) in zip(panels.flat, PANELS, strict=True):
         for line, colour in chosen.items():
             _draw(axis, x, y, [row for row in sparse if row.line == line], colour)
         if y == "psnr" and lowest is not None:
-            axis.axhline(lowest, color=palette.REFERENCE, linestyle=":", label="floor (dense again)")
+            axis.axhline(lowest, color=REFERENCE, linestyle=":", label="floor (dense again)")
         axis.set_xlabel(TITLES[x])
         axis.set_title(TITLES[y], loc="left")
         axis.grid(alpha=0.3)

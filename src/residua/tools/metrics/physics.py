@@ -12,7 +12,7 @@ import numpy as np
 
 from ...util import json_text
 from ..generate.run import Request
-from ..reports.tables import Table
+from ..reports.table import Table
 
 if TYPE_CHECKING:
     from ...world.physics import Physics, Track

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ...config import Config
 from ..capture.captures import CapturedCall
-from ..reports.report import Finding
-from ..reports.tables import share
+from ..reports.page import Finding
+from ..reports.table import share
 
 MIN_TOKENS = 4096  # calls shorter than this do not confirm or contradict a claim
 

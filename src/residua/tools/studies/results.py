@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from ..reports.report import Finding
-from ..reports.tables import Table, pair, share
+from ..reports.page import Finding
+from ..reports.table import Table, pair, share
 
 ALL = "all calls"
 

@@ -9,9 +9,9 @@ from typing import Any
 from ....baselines.methods import find_method
 from ... import doctor
 from ...metrics.physics import physics_table
-from ...reports import figures
-from ...reports.report import Picture, Report
-from ...reports.tables import Table, counted, share
+from ...reports import figure
+from ...reports.page import Page, Picture
+from ...reports.table import Table, counted, number, share
 from ..comparison import machine
 from ..floor import MEANING
 from ..floor import NAME as DENSE_AGAIN
@@ -33,27 +33,21 @@ def table(rows: Sequence[MethodRow], title: str) -> Table:
     """The columns of the paper's Table 1 and those that only Residua can fill; empty columns are left out."""
     unit, factor = flops_unit(row.pflops for row in rows)
     columns = {
-        "PSNR, dB": [_text(row.psnr, "{:.2f}") for row in rows],
-        "SSIM": [_text(row.ssim, "{:.4f}") for row in rows],
-        "GMSD": [_text(row.gmsd, "{:.4f}") for row in rows],
-        "LPIPS": [_text(row.lpips, "{:.4f}") for row in rows],
-        "ImgQual": [_text(row.scores.get("imaging_quality"), "{:.4f}") for row in rows],
-        "SubCons": [_text(row.scores.get("subject_consistency"), "{:.4f}") for row in rows],
-        "PBench": [_text(row.scores.get("pbench"), "{:.4f}") for row in rows],
-        "density": [_text(row.density, "{:.1%}") for row in rows],
-        "cost": [_text(row.cost, "{:.1%}") for row in rows],
-        unit: [_text(None if row.pflops is None else factor * row.pflops, "{:.3g}") for row in rows],
-        "speed-up": [_text(row.speedup, "{:.2f}x") for row in rows],
-        "in CPU time": [_text(row.cpu_speedup, "{:.2f}x") for row in rows],
-        "estimated error": [_text(row.error, "{:.4f}") for row in rows],
+        "PSNR, dB": [number(row.psnr, "{:.2f}") for row in rows],
+        "SSIM": [number(row.ssim, "{:.4f}") for row in rows],
+        "GMSD": [number(row.gmsd, "{:.4f}") for row in rows],
+        "LPIPS": [number(row.lpips, "{:.4f}") for row in rows],
+        "ImgQual": [number(row.scores.get("imaging_quality"), "{:.4f}") for row in rows],
+        "SubCons": [number(row.scores.get("subject_consistency"), "{:.4f}") for row in rows],
+        "PBench": [number(row.scores.get("pbench"), "{:.4f}") for row in rows],
+        "density": [number(row.density, "{:.1%}") for row in rows],
+        "cost": [number(row.cost, "{:.1%}") for row in rows],
+        unit: [number(None if row.pflops is None else factor * row.pflops, "{:.3g}") for row in rows],
+        "speed-up": [number(row.speedup, "{:.2f}x") for row in rows],
+        "in CPU time": [number(row.cpu_speedup, "{:.2f}x") for row in rows],
+        "estimated error": [number(row.error, "{:.4f}") for row in rows],
     }
-    shown = {name: cells for name, cells in columns.items() if any(cell != "-" for cell in cells)}
-    lines = tuple((row.title, *cells) for row, *cells in zip(rows, *shown.values(), strict=True))
-    return Table(title, ("method", *shown), lines, emphasis=find_method(OURS).title)
-
-
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    return Table.filled(title, "method", [row.title for row in rows], columns, emphasis=find_method(OURS).title)
 
 
 def runtime(rows: Sequence[MethodRow]) -> list[Picture]:
@@ -62,7 +56,7 @@ def runtime(rows: Sequence[MethodRow]) -> list[Picture]:
     if len(timed) < 2:
         return []
     bars = {row.title: {PARTS[name]: row.parts.get(name, 0.0) for name in PARTS} for row in timed}
-    return [Picture("runtime", "Runtime", RUNTIME_CAPTION, figures.stacked(bars, "seconds of one generation"))]
+    return [Picture("runtime", "Runtime", RUNTIME_CAPTION, figure.stacked(bars, "seconds of one generation"))]
 
 
 def disturbed(rows: Sequence[MethodRow]) -> list[str]:
@@ -76,7 +70,7 @@ def disturbed(rows: Sequence[MethodRow]) -> list[str]:
     ]
 
 
-def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Report:
+def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Page:
     """The whole report.
 
     Args:
@@ -90,7 +84,7 @@ def make_report(found: Measured, facts: Mapping[str, Any], command: str) -> Repo
         for name in names
     }
     hardware = machine()
-    return Report(
+    return Page(
         title=f"{facts['model']}: methods at {share(facts['density'], 0)} of the pairs",
         lead=f"{found.tokens:,} video tokens, {facts['steps'] or 'default'} steps, "
         f"{counted(len(facts['prompts']), 'prompt')}, seed {facts['seed']}. "
@@ -134,4 +128,4 @@ def _frames(found: Measured) -> Picture:
     titles = {row.method: row.title for row in found.rows}
     sheet = contact_sheet({titles[name]: to_pixels(frames) for name, frames in found.clips.items()})
     height, width = sheet.shape[:2]
-    return Picture("frames", "Frames", FRAMES_CAPTION, figures.bitmap(encode_png(sheet), width, height))
+    return Picture("frames", "Frames", FRAMES_CAPTION, figure.bitmap(encode_png(sheet), width, height))

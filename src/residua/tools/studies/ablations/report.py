@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ....config import Config
 from ...capture.captures import CapturedCall
-from ...reports import figures
-from ...reports.report import Finding, Picture, Report
-from ...reports.tables import Table, pair, share
+from ...reports import figure
+from ...reports.page import Finding, Page, Picture
+from ...reports.table import Table, pair, share
 from ..common import Watch, facts, few, weighed
 from ..results import Result, average, by_model, compared, models_of, of, settings_of
 from . import measure as ab
@@ -17,10 +17,10 @@ from .measure import measure
 
 def ablate(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
-) -> Report:
+) -> Page:
     chosen = few(calls) if quick else list(calls)
     results = measure(chosen, config, quick, watch)
-    return Report(
+    return Page(
         title="Ablations of SparsePR on captured attention",
         lead="Partition and reconstruction apart and together, at several densities; which rows are probed, "
         "how many, and what is fitted to them.",
@@ -80,13 +80,13 @@ def pictures(results: Sequence[Result], density: float) -> list[Picture]:
             "partition",
             "Partition and reconstruction",
             "Row error, unprobed rows, same routed pairs.",
-            figures.bars(groups, "row error", ab.SPARSEPR),
+            figure.bars(groups, "row error", ab.SPARSEPR),
         ),
         Picture(
             "density",
             "Error over density",
             "Executed pairs include probe rows. The dashed line is the density of the other tables.",
-            figures.curves(panels, "executed pairs, %", "row error", marker_at=100 * density, residua=[ab.SPARSEPR]),
+            figure.curves(panels, "executed pairs, %", "row error", marker_at=100 * density, residua=[ab.SPARSEPR]),
         ),
     ]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 
 from ....baselines import RIVALS, find
-from ...reports import figures
-from ...reports.report import Finding, Picture, Report
-from ...reports.tables import Table, share
+from ...reports import figure as figures
+from ...reports.page import Finding, Page, Picture
+from ...reports.table import Table, share
 from .measure import Measurement, Refusal, StudySettings
 
 PAPER, OURS = "paper", "anchored"
@@ -165,7 +165,7 @@ def bars_of(found: Sequence[Measurement], model: str) -> list[tuple[str, float, 
 
 def make_report(
     found: Sequence[Measurement], refused: Sequence[Refusal], settings: StudySettings, command: str
-) -> Report:
+) -> Page:
     names = list(dict.fromkeys(item.method for item in found))
     calls = len({(item.model, item.call) for item in found})
     tables = [
@@ -173,7 +173,7 @@ def make_report(
         for model in models(found)
         for table in (error_table(found, refused, model), cost_table(found, model, settings.density))
     ]
-    return Report(
+    return Page(
         title=f"Training-free methods at {settings.density:.0%} of the pairs",
         lead=(
             f"{len(names)} methods on {calls} recorded calls, each with the same budget of exact query-key "

@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from ....config import Config
 from ...capture.captures import CapturedCall
-from ...reports import figures
-from ...reports.report import Finding, Picture, Report
-from ...reports.tables import Table, pair, share
+from ...reports import figure
+from ...reports.page import Finding, Page, Picture
+from ...reports.table import Table, pair, share
 from ..common import Watch, facts, weighed
 from ..estimates.measure import FACTOR, Spread
 from .measure import DENSITIES, FINER, PAPER, PAPER_DENSITY, PAPERS, STEPS, SettingRun, fixed, measure, shared
@@ -23,10 +23,10 @@ USUALLY = 0.9
 
 def compare_budgets(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
-) -> Report:
+) -> Page:
     densities = (0.05,) if quick else DENSITIES
     results = measure(calls, config, densities, watch)
-    return Report(
+    return Page(
         title="One budget for all heads",
         lead="The same cost in all, once as the same density for every head and once shared: pairs then go "
         "to the heads in which they take off the most error.",
@@ -155,5 +155,5 @@ def _picture(results: Sequence[SettingRun]) -> Picture:
         "budgets",
         "Error over cost",
         "Over the rows of all heads.",
-        figures.curves(panels, "cost, % of dense attention", "row error", log=True, residua=[names["shared"]]),
+        figure.curves(panels, "cost, % of dense attention", "row error", log=True, residua=[names["shared"]]),
     )

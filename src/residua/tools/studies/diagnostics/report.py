@@ -11,9 +11,9 @@ import torch
 
 from ....config import Config
 from ...capture.captures import CapturedCall
-from ...reports import figures
-from ...reports.report import Finding, Picture, Report
-from ...reports.tables import Table, share
+from ...reports import figure
+from ...reports.page import Finding, Page, Picture
+from ...reports.table import Table, share
 from ..common import Watch, facts, few, watched, weighed
 from .measure import MASS, MEMBERS, PARTITIONS, Fidelity, Observed, observe
 
@@ -24,13 +24,13 @@ ALIKE = 0.1  # routes are compared if their omitted masses differ by less than t
 
 def analyze(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
-) -> Report:
+) -> Page:
     """Observes every call (a few with `quick`) and writes the report."""
     chosen = few(calls) if quick else list(calls)
     densities = tuple(sorted({config.density} if quick else {*DENSITIES, config.density}))
     groups = 16 if quick else 64
     found = [observe(captured, config, densities, groups) for captured in watched(chosen, watch)]
-    return Report(
+    return Page(
         title="Structure of captured attention",
         lead="How many keys a row needs and how many a shared route needs, what the kept mass says about the "
         "error, and how much of the missing part an affine map can restore.",
@@ -168,7 +168,7 @@ def pictures(found: Sequence[Observed]) -> list[Picture]:
                 f"A point is a query group: the median share of keys that one of its rows needs for "
                 f"{MASS:.0%} of its mass, and the share that {MEMBERS} of its rows need together. On the "
                 "dashed line all rows need the same keys.",
-                figures.support_scatter(points),
+                figure.support_scatter(points),
             )
         )
     errors = {
@@ -176,7 +176,7 @@ def pictures(found: Sequence[Observed]) -> list[Picture]:
         for model, items in models.items()
     }
     caption = "A point is a call at one density, semantic groups, hard drop. Equal mass is not equal error."
-    drawn.append(Picture("mass", "Skipped mass against p99 error", caption, figures.mass_against_error(errors)))
+    drawn.append(Picture("mass", "Skipped mass against p99 error", caption, figure.mass_against_error(errors)))
     return drawn
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...reports.tables import share
+from ...reports.table import share
 from ..reconstructions.measure import COMPARISON, DENSITIES, Run, at
 from ..results import ALL
 

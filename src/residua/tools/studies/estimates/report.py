@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...reports import figures
-from ...reports.report import Finding, Picture
-from ...reports.tables import Table, share
+from ...reports import figure
+from ...reports.page import Finding, Picture
+from ...reports.table import Table, share
 from ..reconstructions.measure import DENSITIES, Run
 from .measure import ESTIMATING, FACTOR, Spread, pairs_of
 
@@ -39,7 +39,7 @@ def estimate_picture(results: Sequence[Run], models: Sequence[str]) -> Picture:
         "estimates",
         "What a call says of its error, and what it is",
         f"A point is one call at one density. Dashed: the same; shaded: within a factor of {FACTOR:g}.",
-        figures.estimate_scatter(scatter, FACTOR),
+        figure.estimate_scatter(scatter, FACTOR),
     )
 
 

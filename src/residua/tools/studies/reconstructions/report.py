@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from ....config import Config
 from ...capture.captures import CapturedCall
-from ...reports import figures
-from ...reports.report import Finding, Picture, Report
-from ...reports.tables import Table, pair, share
+from ...reports import figure
+from ...reports.page import Finding, Page, Picture
+from ...reports.table import Table, pair, share
 from ..common import Watch, facts, few, weighed
 from ..estimates.report import estimate_findings, estimate_picture, estimate_table
 from ..results import ALL, average, models_of, of, settings_of
@@ -30,10 +30,10 @@ COST = (
 
 def compare_reconstructions(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
-) -> Report:
+) -> Page:
     chosen = few(calls) if quick else list(calls)
     results = measure(chosen, config, quick, watch)
-    return Report(
+    return Page(
         title="Reconstructions of skipped attention at equal cost",
         lead="What stands for the pairs that a call skips: nothing, the paper's fit on probe rows, centres "
         "of the skipped groups, or an expansion around the anchors; and whether a call knows how far off it "
@@ -249,7 +249,7 @@ def pictures(results: Sequence[Run]) -> list[Picture]:
             "Error over cost",
             "Cost of everything but grouping, as the receipts have it, at the targets of the tables; the "
             "routing of hard drop and of the paper's method is in it too.",
-            figures.curves(panels, "cost, % of dense attention", "row error", log=True, residua=[TITLES["anchored"]]),
+            figure.curves(panels, "cost, % of dense attention", "row error", log=True, residua=[TITLES["anchored"]]),
         ),
         estimate_picture(results, models),
     ]

@@ -1,20 +1,18 @@
-"""One study as files: `report.html`, which loads nothing else, `report.md`, `report.json`, and the
-figures."""
+"""Results as files: `report.html`, which loads nothing else, `report.md`, `report.json`, and the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
 from ... import __version__
 from ...errors import InputError
 from ...util import json_text
-from .figures import Drawing
-from .tables import Table
-
-TEMPLATES = "residua.tools.reports", "templates"
+from .figure import Drawing
+from .table import Table
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The results of a command of the lab. `facts` are footnotes, `data` only goes into the JSON."""
+class Page:
+    """The results of a command. `facts` are footnotes, `data` only goes into the JSON, `more` only into the HTML."""
 
     title: str
     lead: str
@@ -61,14 +59,14 @@ class Report:
     warnings: Sequence[str] = ()  # what a reader must know before reading the numbers
     facts: Mapping[str, str] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    template: str = "page.html"  # or one that extends it
+    more: Mapping[str, Any] = field(default_factory=dict)  # what that template shows
 
     def files(self) -> dict[str, bytes]:
-        """Every file of the report, by name."""
+        """Every file, by name."""
         made = {f"{picture.name}.png": picture.drawing.png for picture in self.pictures}
-        made["report.json"] = self.json().encode()
-        made["report.md"] = self.markdown().encode()
-        made["report.html"] = self.page().encode()
-        return made
+        texts = {"report.json": self.json(), "report.md": self.markdown(), "report.html": self.html()}
+        return made | {name: text.encode() for name, text in texts.items()}
 
     def json(self) -> str:
         found = {
@@ -88,44 +86,31 @@ class Report:
     def markdown(self) -> str:
         parts = [f"# {self.title}", self.lead, f"    {self.command}"]
         parts += [f"**{warning}**" for warning in self.warnings]
-        if self.findings:
-            lines = [f"- {item.claim}: **{item.verdict}** ({item.evidence})" for item in self.findings]
-            parts.append("\n".join(lines))
+        parts.append("\n".join(f"- {item.claim}: **{item.verdict}** ({item.evidence})" for item in self.findings))
         parts += [table.markdown() for table in self.tables]
         parts += [f"![{item.title}]({item.name}.png)\n\n{item.caption}" for item in self.pictures]
         parts.append("\n".join(f"- {name}: {value}" for name, value in self.facts.items()))
         return "\n\n".join(part for part in parts if part) + "\n"
 
-    def page(self) -> str:
-        """The page. Everything inserted is escaped; it runs no script and loads nothing."""
-        return render_page("lab.html", report=self, style=style("lab.css"))
+    def html(self) -> str:
+        return render(self.template, page=self, **self.more)
 
 
-def render_page(name: str, package: str = TEMPLATES[0], **values: Any) -> str:
-    """A template, which may extend those of the lab, with all values escaped.
+def render(template: str, **values: Any) -> str:
+    """One file of `templates/`. Every value is escaped; the page loads nothing."""
+    return str(_environment().get_template(template).render(**values, version=__version__))
 
-    Args:
-        name: Name of the template.
-        package: The package whose folder `templates` holds it.
-        **values: Values that the template uses.
-    """
+
+def template_text(name: str) -> str:
+    """A file of `templates/` as it is, without the space around it."""
+    return (files(__package__) / "templates" / name).read_text(encoding="utf-8").strip()
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
     try:
-        from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+        from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise InputError("a report needs jinja2; pip install residua[lab]") from error
-    packages = dict.fromkeys((package, TEMPLATES[0]))
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader(one, TEMPLATES[1]) for one in packages]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name).render(**values, version=__version__)
-
-
-def style(*names: str, package: str = TEMPLATES[0]) -> str:
-    """The style of a page: what all pages share, then its own files."""
-    shared = (files(TEMPLATES[0]) / TEMPLATES[1] / "base.css").read_text(encoding="utf-8")
-    own = [(files(package) / TEMPLATES[1] / name).read_text(encoding="utf-8") for name in names]
-    return "\n".join(text.strip() for text in (shared, *own))
+    loader, strict = PackageLoader(__package__), StrictUndefined
+    return Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)

@@ -1,9 +1,9 @@
-"""Tables of the lab as data, rendered for the terminal, for Markdown and for the page."""
+"""Tables as data, rendered for the terminal, for Markdown and for the page."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,21 @@ class Table:
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), self.title
+
+    @classmethod
+    def filled(
+        cls,
+        title: str,
+        first: str,
+        names: Sequence[str],
+        columns: Mapping[str, Sequence[str]],
+        note: str = "",
+        emphasis: str | None = None,
+    ) -> Table:
+        """A row for each name in the column `first`; the other columns by title, without those that have only "-"."""
+        shown = {title: cells for title, cells in columns.items() if any(cell != "-" for cell in cells)}
+        rows = tuple((name, *cells) for name, *cells in zip(names, *shown.values(), strict=True))
+        return cls(title, (first, *shown), rows, note, emphasis)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -71,6 +86,11 @@ class Table:
         """The title of a column in lines that are no wider than its cells, so that names get the room."""
         width = max(TITLE_WIDTH, *(len(row[place]) for row in self.rows), 0)
         return "\n".join(textwrap.wrap(self.columns[place], width, break_long_words=False))
+
+
+def number(value: float | None, form: str) -> str:
+    """A value in a form such as "{:.1f}"; "-" for None."""
+    return "-" if value is None else form.format(value)
 
 
 def pair(mean: float, p99: float) -> str:

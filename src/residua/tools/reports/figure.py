@@ -1,5 +1,6 @@
-"""Figures of the lab, drawn without a display and without changing matplotlib's global state. Each is made
-twice: as PNG for files, and as SVG whose text and axes take the colours of the page it is in."""
+"""Figures, drawn without a display and without changing matplotlib's global state. Each is made twice: as PNG for
+files, and as SVG whose text and axes take the colours of the page it is in. Residua and contradicted claims each have a
+colour of their own, in charts and on pages."""
 
 from __future__ import annotations
 
@@ -13,13 +14,32 @@ from itertools import cycle
 from typing import Any
 
 from ...errors import InputError
-from .palette import DASHES, GRID, INK, MARKS, OTHERS, PART_COLOURS, REFERENCE, RESIDUA, colours
 
+RESIDUA = "#3563d9"  # blue: the method of this project, in charts and as an emphasised row
+RESIDUA_ON_DARK = "#7d9ff5"  # the same on dark paper
+CONTRADICTED = "#d2593c"  # red, used for nothing else
+CONFIRMED = "#2c8a6b"  # green, used for nothing else
+INK, GRID = "#1d2230", "#e4e2dd"  # text and axes; the lines behind them
+REFERENCE = "#b9bec9"  # references, which are no methods: dense attention, an oracle
+# Everything else, in this order; neighbours differ clearly on light and on dark backgrounds.
+OTHERS = ("#8a6bb1", "#d69a2d", "#3aa5a0", "#6b7a90", "#b5577f", "#9c7a4d", "#93a1b5", "#7fa34a")
+# Parts of a whole, such as the stages of a call: what is not attention comes first, in greys.
+PART_COLOURS = (REFERENCE, "#6b7a90", RESIDUA, *OTHERS[:3], *OTHERS[4:])
+DASHES = ("-", "--", ":", "-.")  # of lines that share a colour
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 # Colours of a drawing -> CSS variables of the page.
 PAGE_COLOURS = {INK: "var(--ink)", GRID: "var(--line)", RESIDUA: "var(--blue)"}
 MANY_POINTS = 2000  # a scatter with more points is drawn as a bitmap inside the SVG
 _FONTS = re.compile(r"(font: [^;\"]*?px) [^;\"]*")
 _PROLOGUE = re.compile(r"^.*?(?=<svg)", re.DOTALL)
+
+
+def colours(names: list[str], *residua: str) -> dict[str, str]:
+    """A colour for each of some names; those in `residua` stand for this project's method and share its
+    colour."""
+    others = [name for name in names if name not in residua]
+    found = {name: OTHERS[place % len(OTHERS)] for place, name in enumerate(others)}
+    return {name: found.get(name, RESIDUA) for name in names}
 
 
 @dataclass(frozen=True)

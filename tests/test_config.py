@@ -116,16 +116,6 @@ def test_files_that_cannot_be_a_config_are_refused(tmp_path):
         Config.from_toml(bloated)
 
 
-@pytest.mark.parametrize(
-    "old, new", [("repair", "reconstruction"), ("repair_rank", "residual_rank"), ("tail_slots", "summary_slots")]
-)
-def test_a_renamed_setting_names_the_new_one(old, new):
-    with pytest.raises(InputError, match=rf"Config\.{old} is now called {new}"):
-        Config.from_dict({old: 8})
-    with pytest.raises(InputError, match=rf"Config\.{old} is now called {new}"):
-        Config(**{old: 8})
-
-
 def test_a_percentage_is_recognised():
     with pytest.raises(InputError, match=r"Config\.density=22.*did you mean 0\.22\?"):
         Config(density=22)

@@ -33,12 +33,6 @@ def test_the_public_names():
     assert set(dir(residua)) == set(residua.__all__) | {"__version__"}
 
 
-@pytest.mark.parametrize("old, new", [("ExtraKeys", "SummaryKeys"), ("PlanError", "RouteError")])
-def test_old_names_name_the_new_ones(old, new):
-    with pytest.raises(AttributeError, match=f"now called residua.{new}"):
-        getattr(residua, old)
-
-
 def test_errors_are_also_what_python_calls_them():
     for error in (residua.InputError, residua.RouteError):
         assert issubclass(error, residua.ResiduaError) and issubclass(error, ValueError)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import InputError
 from .util.spelling import did_you_mean
@@ -23,10 +23,25 @@ READS_LOW = ("stratified",)  # policies that pick easy rows, so that their error
 MAX_KMEANS_STEPS = 1000  # k-means converges long before, unless its groups alternate for ever
 # With a shared budget, a head that would need a density above this runs dense instead.
 MAX_BALANCED_DENSITY = 0.6
-# Settings that had another name, and the name they have now.
-RENAMED = {"repair": "reconstruction", "repair_rank": "residual_rank", "tail_slots": "summary_slots"}
 
 Kind = TypeVar("Kind", bound=type)
+
+
+class Traits(NamedTuple):
+    """What settings depend on of a reconstruction."""
+
+    all_in: bool  # whether `density` pays for everything, not for exact pairs alone
+    takes_probes: bool
+
+
+# The names to choose from. `method` registers what they stand for, and adds here what others register.
+PARTITIONS = {"response", "key-response", "semantic"}
+RECONSTRUCTION_TRAITS = {
+    "anchored": Traits(all_in=True, takes_probes=True),
+    "tail": Traits(all_in=True, takes_probes=True),
+    "probe": Traits(all_in=False, takes_probes=True),
+    "none": Traits(all_in=False, takes_probes=False),
+}
 
 
 def _names_checked(kind: Kind) -> Kind:
@@ -168,16 +183,12 @@ class Config:
     @property
     def takes_probes(self) -> bool:
         """Whether calls compute probe rows: not if nothing is skipped, or nothing is reconstructed."""
-        from .method.reconstruction import RECONSTRUCTIONS
-
-        return not self.skips_nothing and RECONSTRUCTIONS[self.reconstruction].probe_policy is not None
+        return not self.skips_nothing and RECONSTRUCTION_TRAITS[self.reconstruction].takes_probes
 
     @property
     def summarises(self) -> bool:
         """Whether skipped groups are summarised by keys that rows attend to."""
-        from .method.reconstruction import RECONSTRUCTIONS
-
-        return RECONSTRUCTIONS[self.reconstruction].all_in
+        return RECONSTRUCTION_TRAITS[self.reconstruction].all_in
 
     @property
     def ceiling(self) -> float:
@@ -203,15 +214,12 @@ class Config:
         for name in ("query_groups", "kv_groups", "summary_slots"):
             if getattr(self, name) is not None:
                 _integer(self, name, least=1)
-        from .method.grouping.partition import PARTITIONERS  # here, because the registries import Config
-        from .method.reconstruction import RECONSTRUCTIONS
-
-        _choice(self, "partition", tuple(PARTITIONERS))
+        _choice(self, "partition", tuple(sorted(PARTITIONS)))
         _choice(self, "score", SCORES)
         _choice(self, "metric_spacing", METRIC_SPACINGS)
         _choice(self, "budget_scope", BUDGET_SCOPES)
         _choice(self, "probe_order", PROBE_ORDERS)
-        _choice(self, "reconstruction", tuple(RECONSTRUCTIONS))
+        _choice(self, "reconstruction", tuple(RECONSTRUCTION_TRAITS))
         if self.probe_policy is not None:
             _choice(self, "probe_policy", PROBE_POLICIES)
         for name in ("subspace", "check_finite", "balance"):
@@ -219,20 +227,19 @@ class Config:
                 raise InputError(f"Config.{name}={getattr(self, name)!r}: wanted true or false")
         if not isinstance(self.backend, str):
             raise InputError(f"Config.backend={self.backend!r}: wanted a name such as 'auto' or 'torch'")
-        summarised = RECONSTRUCTIONS[self.reconstruction].all_in
-        if summarised and self.score == "value-error":
+        if self.summarises and self.score == "value-error":
             raise InputError(
                 f"Config.score='value-error' with reconstruction={self.reconstruction!r}: a summary needs "
                 "the mass of what is skipped; use score='mass', or reconstruction='probe' or 'none'"
             )
-        self._check_estimate(summarised)
+        self._check_estimate()
 
-    def _check_estimate(self, estimates: bool) -> None:
+    def _check_estimate(self) -> None:
         """Moving a budget needs an error estimate from rows that no fit has seen."""
         if self.max_error is not None:
             _number(self, "max_error", above=0.0, most=1.0)
         for name, wanted in (("max_error", self.max_error is not None), ("balance", self.balance)):
-            if wanted and (not estimates or self.probes == 0):
+            if wanted and (not self.summarises or self.probes == 0):
                 raise InputError(
                     f"Config.{name} needs an error estimate of every call: use reconstruction='anchored' "
                     f"or 'tail' with probes (given: reconstruction={self.reconstruction!r}, "
@@ -296,9 +303,6 @@ class Config:
 def _refuse_unknown(kind: Any, settings: Mapping[str, Any]) -> None:
     known = [f.name for f in dataclasses.fields(kind)]
     unknown = sorted(str(name) for name in settings if name not in known)
-    for name in unknown:
-        if name in RENAMED:
-            raise InputError(f"Config.{name} is now called {RENAMED[name]}")
     if unknown:
         hint = did_you_mean(unknown[0], known)
         raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}{hint}")

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from .config import Config
-from .method.reconstruction import RECONSTRUCTIONS, Choice
-from .method.text import pinned_keys, valid_keys
-from .types import Call, Route, Timings
+from .types import Call, Choice, Route
 from .util import json_text
+from .util.stopwatch import Timings
 
 MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # an estimated error above this is noted in a receipt, and logged after a run
@@ -69,7 +68,7 @@ class Receipt:
     per_head: Pairs  # [B, H]
     beside: Mapping[str, Tensor]  # [B, H] each: work other than pairs, in pair equivalents (D + Dv products)
     error_per_head: Tensor | None  # [B, H], estimated mean relative row error; None without probes
-    choice_per_head: Tensor | None  # [B, H] of `residua.method.reconstruction.Choice`; None if heads have no choice
+    choice_per_head: Tensor | None  # [B, H] of `residua.types.Choice`; None if heads have no choice
     head_dims: tuple[int, int]  # D, Dv
     groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str  # the name of the backend that ran the call
@@ -251,8 +250,8 @@ class Receipt:
 def count_pairs(call: Call, route: Route | None, probes: int) -> Pairs:
     """Pairs per head [B, H]; no route means that every free row was computed exactly."""
     heads = call.q.shape[:2]
-    keys = valid_keys(call)[:, None].expand(heads)
-    pinned = pinned_keys(call)[:, None].expand(heads)
+    keys = call.valid_keys[:, None].expand(heads)
+    pinned = call.valid_pinned_keys[:, None].expand(heads)
     rows = call.q.shape[2]
     if route is None:
         nothing = torch.zeros_like(keys)
@@ -291,7 +290,7 @@ def write_receipt(
     everything = torch.ones_like(pairs.possible, dtype=torch.float64)
     return Receipt(
         target=config.density,
-        all_in=RECONSTRUCTIONS[config.reconstruction].all_in,
+        all_in=config.summarises,
         allowed=everything if outcome is None else outcome.allowed,
         per_head=pairs,
         beside={} if outcome is None else dict(outcome.costs()),

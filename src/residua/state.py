@@ -29,7 +29,7 @@ class State:
         self._memory: GroupMemory | None = None
         self._budget_key: tuple[object, ...] | None = None
         self._given = shared
-        self._own: SharedBudget | None = None
+        self.shared = shared  # None: no call has shared a budget yet
         self.budget: Tensor | None = None  # [B, H] fp64, what the heads may spend next under an error bound
 
     @property
@@ -45,7 +45,8 @@ class State:
     def reset(self) -> None:
         """Forgets everything: the next call starts cold. A `shared` budget that was passed in is not
         reset."""
-        self._key = self._memory = self._budget_key = self.budget = self._own = None
+        self._key = self._memory = self._budget_key = self.budget = None
+        self.shared = self._given
 
     def start_from(self, other: State) -> None:
         """Starts the first call from the groups of another state that saw a similar call: the same layer in
@@ -70,17 +71,6 @@ class State:
             None if the coming call cannot start from them.
         """
         return self._memory if self._key == _key(call, config) else None
-
-    @property
-    def shared(self) -> SharedBudget:
-        """The budget that the heads of this layer share with each other, and maybe with other layers."""
-        if self._given is not None:
-            return self._given
-        if self._own is None:
-            from .method.budget.shared import SharedBudget
-
-            self._own = SharedBudget()
-        return self._own
 
     def knows_budget(self, call: Call, config: Config) -> bool:
         """Whether the learned budget was learned for calls like this one.

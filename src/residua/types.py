@@ -4,7 +4,7 @@ groups, `M` probe rows, `R` rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -64,6 +64,20 @@ class Call:
     def shares(self) -> int:
         """Query heads per K/V head."""
         return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def valid_keys(self) -> Tensor:
+        """Keys that are not padding.  # [B] int64"""
+        if self.key_mask is None:
+            return torch.full((self.k.shape[0],), self.k.shape[2], dtype=torch.long, device=self.k.device)
+        return self.key_mask.sum(-1)
+
+    @property
+    def valid_pinned_keys(self) -> Tensor:
+        """Pinned keys that are not padding.  # [B] int64"""
+        if self.key_mask is None:
+            return torch.full((self.k.shape[0],), self.pinned_keys.count, dtype=torch.long, device=self.k.device)
+        return self.pinned_keys.take(self.key_mask, 1).sum(-1)
 
     @property
     def routable(self) -> bool:
@@ -260,14 +274,3 @@ class HeadCost(NamedTuple):
     def at(self, keys: T) -> T:
         """The cost for that many keys (without padding): a number, or a tensor of numbers."""
         return self.fixed + self.per_key * keys
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds per stage, in the order in which the stages ran."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())

@@ -135,7 +135,6 @@ def test_spans_that_make_no_sense_are_refused(spans):
         ("is_causal", "dense attention"),
         ("dropout_p", "inference only"),
         ("enable_gqa", "shapes"),
-        ("profile", "time_stages"),
         ("pined_keys", "help"),
     ],
 )

@@ -12,7 +12,6 @@ from ..errors import InputError
 from ..method.budget import SharedBudget
 from ..method.inputs import Spans, validate
 from ..method.route import pair_budget
-from ..method.text import pinned_keys, valid_keys
 from ..ops.backend import Backend, Demand
 from ..ops.select import choose_backend
 from ..receipt import ALWAYS, Pairs, Receipt
@@ -159,13 +158,13 @@ class _Run:
         """Exact pairs by head; other work in pair equivalents (a pair is D + Dv products)."""
         call, config = self.call, self.config
         heads = call.q.shape[:2]
-        possible = call.q.shape[2] * valid_keys(call)[:, None].expand(heads)
+        possible = call.q.shape[2] * call.valid_keys[:, None].expand(heads)
         nothing = torch.zeros_like(possible)
         pairs = Pairs(nothing, nothing, nothing, possible, possible)
         if outcomes:
             routed = torch.cat([_per_head(outcome, heads[1]) for outcome in outcomes]).to(possible.device)
-            pinned = (call.free_queries.count * pinned_keys(call))[:, None].expand(heads)
-            exact = call.exact_queries.count * valid_keys(call)[:, None].expand(heads)
+            pinned = (call.free_queries.count * call.valid_pinned_keys)[:, None].expand(heads)
+            exact = call.exact_queries.count * call.valid_keys[:, None].expand(heads)
             pairs = Pairs(routed.expand(heads), nothing, pinned, exact, possible)
         dim, value_dim = call.q.shape[-1], call.v.shape[-1]
         weights = {"prediction": dim / (dim + value_dim), "compensation": 1.0}

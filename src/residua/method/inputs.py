@@ -25,7 +25,6 @@ _WAYS_OUT = {
     "is_causal": "causal attention is not approximated; call dense attention for it",
     "dropout_p": "this is inference only; leave dropout out",
     "dropout": "this is inference only; leave dropout out",
-    "profile": "it is now called time_stages",
     "enable_gqa": "grouped heads are recognised from the shapes; leave it out",
 }
 

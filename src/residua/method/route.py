@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..ops.backend import Backend
 from ..types import Call, Grouping, HeadCost, Route
-from .text import pinned_keys, valid_keys
 
 
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
@@ -114,7 +113,7 @@ def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
         whole, held = call.k.shape[2], call.pinned_keys.count
         spent = (probes + call.exact_queries.count) * whole + call.free_queries.count * held
         return (density * call.q.shape[2] * float(whole)).floor().long() - spent
-    keys, pinned = valid_keys(call), pinned_keys(call)  # [B]
+    keys, pinned = call.valid_keys, call.valid_pinned_keys  # [B]
     if isinstance(density, Tensor):
         keys, pinned = keys[:, None], pinned[:, None]
     total = (density * call.q.shape[2] * keys.double()).floor().long()

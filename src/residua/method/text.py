@@ -22,7 +22,7 @@ def held_share(call: Call) -> Tensor | float:
     if call.key_mask is None:
         return held_by_shapes(call)
     rows, exact = call.q.shape[2], call.exact_queries.count
-    pinned = (pinned_keys(call).double() / valid_keys(call).clamp(min=1))[:, None]
+    pinned = (call.valid_pinned_keys.double() / call.valid_keys.clamp(min=1))[:, None]
     return (exact + (rows - exact) * pinned) / max(1, rows)
 
 
@@ -67,17 +67,3 @@ def with_text(call: Call, density: Tensor) -> Tensor:
     if not call.exact_queries.count and not call.pinned_keys.count:
         return density
     return torch.maximum(density, beside_held(call, LEFT_BY_TEXT * density))
-
-
-def valid_keys(call: Call) -> Tensor:
-    """Keys that are not padding.  # [B] int64"""
-    if call.key_mask is None:
-        return torch.full((call.k.shape[0],), call.k.shape[2], dtype=torch.long, device=call.k.device)
-    return call.key_mask.sum(-1)
-
-
-def pinned_keys(call: Call) -> Tensor:
-    """Pinned keys that are not padding.  # [B] int64"""
-    if call.key_mask is None:
-        return torch.full((call.k.shape[0],), call.pinned_keys.count, dtype=torch.long, device=call.k.device)
-    return call.pinned_keys.take(call.key_mask, 1).sum(-1)

@@ -5,10 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
-from ..types import Timings
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per stage, in the order in which the stages ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
 
 
 class Stopwatch:

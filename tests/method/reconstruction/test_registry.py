@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from residua import Config, InputError, attention
+from residua.config import RECONSTRUCTION_TRAITS
+from residua.method.grouping import PARTITIONERS
 from residua.method.reconstruction import RECONSTRUCTIONS, Reconstruction
 from tests.support.oracle import masked_attention, qkv, small, worst
 
@@ -17,6 +22,15 @@ def test_the_four_are_registered():
     assert {name for name, method in RECONSTRUCTIONS.items() if method.all_in} == {"tail", "anchored"}
     policies = {name: method.probe_policy for name, method in RECONSTRUCTIONS.items()}
     assert policies == {"none": None, "probe": "stratified", "tail": "scattered", "anchored": "scattered"}
+
+
+def test_a_config_knows_what_is_registered():
+    """Also before anything of the method is imported."""
+    code = "from residua.config import PARTITIONS, RECONSTRUCTION_TRAITS as traits; print((sorted(PARTITIONS), traits))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert told == str((sorted(PARTITIONERS), RECONSTRUCTION_TRAITS))
+    for name, method in RECONSTRUCTIONS.items():
+        assert RECONSTRUCTION_TRAITS[name] == (method.all_in, method.probe_policy is not None)
 
 
 def test_an_unknown_reconstruction_is_refused_with_the_known_ones():

@@ -174,11 +174,6 @@ def _alone(**others: Any) -> None:
 def _profile(profile: Any) -> Profile:
     if isinstance(profile, Profile):
         return profile
-    if isinstance(profile, bool):
-        raise InputError(
-            f"profile={profile}: wanted the file of `residua tune`; the time of every stage is now asked "
-            "for by time_stages=True"
-        )
     if not isinstance(profile, (str, Path)):
         raise InputError(f"profile={profile!r}: wanted the path of a file that `residua tune` wrote")
     return Profile.from_toml(profile)

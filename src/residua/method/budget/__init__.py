@@ -41,7 +41,7 @@ def moved(grouped: GroupedCall, method: Reconstruction, state: State | None) -> 
     learned, floor = state.budget, None
     if config.balance:
         floor = _floor(grouped, method)
-        learned = state.shared.allowance(state, config.density, config.max_error, floor)
+        learned = _shared(state).allowance(state, config.density, config.max_error, floor)
     return grouped if learned is None else replace(grouped, allowed=beside_held(call, learned), floor=floor)
 
 
@@ -56,11 +56,18 @@ def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstr
     budget = None
     if config.balance:
         pairs = float(call.q.shape[2] * call.k.shape[2])
-        state.shared.learn(state, spent, error, _output_norm(verdict.probes), floor, pairs, config.density)
+        _shared(state).learn(state, spent, error, _output_norm(verdict.probes), floor, pairs, config.density)
     else:
         assert config.max_error is not None
         budget = bounded.next_budget(spent, error, floor, ceiling=config.density, bound=config.max_error)
     state.remember_budget(call, config, budget)
+
+
+def _shared(state: State) -> SharedBudget:
+    """The budget that the heads of a layer share with each other, and maybe with other layers."""
+    if state.shared is None:
+        state.shared = SharedBudget()
+    return state.shared
 
 
 def _floor(grouped: GroupedCall, method: Reconstruction) -> Tensor:

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...config import Config
+from ...config import PARTITIONS, Config
 from ...ops.backend import Backend
 from ...registry import Registry
 from ...types import Call, Grouping, Partition, Rows
@@ -35,7 +35,19 @@ class Partitioner:
         return None
 
 
-PARTITIONERS: Registry[Partitioner] = Registry("partition")
+class Partitioners(Registry[Partitioner]):
+    """The registered partitioners; a `Config` knows their names."""
+
+    def add(self, one: Partitioner) -> None:
+        super().add(one)
+        PARTITIONS.add(one.name)
+
+    def remove(self, name: str) -> None:
+        super().remove(name)
+        PARTITIONS.remove(name)
+
+
+PARTITIONERS = Partitioners("partition")
 
 
 @PARTITIONERS.register

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from ...config import Config
+from ...config import RECONSTRUCTION_TRAITS, Config, Traits
 from ...ops.backend import Backend
 from ...registry import Registry
 from ...types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
 from ..route import cell_scores, keep_all, keep_best, pair_budget, routing_cost
 from ..sizes import Sizes
-from ..text import valid_keys
 
 if TYPE_CHECKING:
     from .centres import Centres
@@ -43,7 +42,7 @@ class GroupedCall:
     @cached_property
     def keys(self) -> Tensor:
         """Keys that are not padding.  # [B, 1] fp64"""
-        return valid_keys(self.call)[:, None].double()
+        return self.call.valid_keys[:, None].double()
 
     @property
     def key_count(self) -> Tensor | float:
@@ -159,5 +158,17 @@ class Reconstruction:
         return policy
 
 
-RECONSTRUCTIONS: Registry[Reconstruction] = Registry("reconstruction")
+class Reconstructions(Registry[Reconstruction]):
+    """The registered reconstructions; a `Config` knows their names."""
+
+    def add(self, one: Reconstruction) -> None:
+        super().add(one)
+        RECONSTRUCTION_TRAITS[one.name] = Traits(one.all_in, one.probe_policy is not None)
+
+    def remove(self, name: str) -> None:
+        super().remove(name)
+        del RECONSTRUCTION_TRAITS[name]
+
+
+RECONSTRUCTIONS = Reconstructions("reconstruction")
 RECONSTRUCTIONS.register(Reconstruction)

@@ -1,4 +1,5 @@
 # Two commands for a fresh machine: `make demo` shows what Residua does, `make test` proves that it works.
+# `make test-all` proves the rest: slow tests, every instruction set, the sanitizer.
 PYTHON ?= python3
 OLDEST_PYTHON ?= python3.10
 NEWEST_PYTHON ?= python3.13
@@ -24,15 +25,26 @@ CORE_TESTS := $(wildcard tests/test_*.py) tests/method tests/ops
 # processes of their own, and are not counted.
 COVERAGE := --cov --cov-report=term --cov-fail-under=90
 
-.PHONY: demo test quick test-oldest test-newest lint kernels format install docs notebook dist fuzz sanitize load clean
+.PHONY: demo test test-slow test-all quick test-oldest test-newest lint kernels format install docs notebook dist fuzz sanitize load clean
 
 demo: $(INSTALLED)
 	$(BIN)/residua demo
 
+# Every test that is not slow by nature; on two cores in less than five minutes.
 test: lint $(TEST_INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-# The core alone, without what takes more than a few seconds: two minutes on two cores.
+# What `make test` leaves out: GPU kernels in Triton's interpreter, Ctrl-C, Ray, compiled graphs, whole walks, most of
+# the fuzzer, the instruction sets between the best and the one without SIMD.
+test-slow: $(TEST_INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+
+# Everything, with its coverage, and the native library under a sanitizer.
+test-all: lint $(TEST_INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(COVERAGE)
+	$(BIN)/python -m tests.fuzz.sanitize address
+
+# The core alone: a minute on two cores.
 quick: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 -m "not slow" $(CORE_TESTS)
 

@@ -20,6 +20,8 @@ from dev.gpu_model.work import work_of
 from residua.config import Config
 from residua.method.budget.shared import CUTS
 
+pytestmark = pytest.mark.slow
+
 FRESH = Config(regroup_every=1)  # a warm call that clusters its tokens
 WAN = {"tokens": 75600, "heads": 40, "head_dim": 128}
 TEXT = {"kv_heads": 2, "text": 512}

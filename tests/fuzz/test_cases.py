@@ -1,4 +1,4 @@
-"""Random calls, the same on every machine: `make fuzz SECONDS=600` runs others. Half of them; the other half
+"""Random calls, the same on every machine: `make fuzz SECONDS=600` runs others. Half of the slow ones; the other half
 stands in `test_more_cases.py`, so that two workers of pytest-xdist share them."""
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import torch
 
 from tests.fuzz.cases import Case, make
 from tests.fuzz.checks import PARTS, broken_in, check
+from tests.support.sampling import first_is_quick
 
 # Seeds whose cases broke a promise once (docs/reliability.md): all checks, every time.
 PAST = (12, 84, 134, 305, 479, 875, 1719, 1104, 1182, 1318, 3004, 3008, 3014, 3027, 3050, 3090, 71693)
 
 
-@pytest.mark.parametrize("part", range(0, PARTS, 2))
+@pytest.mark.parametrize("part", first_is_quick(range(0, PARTS, 2)))
 def test_random_calls(part):
     assert not broken_in(part)
 
 
-@pytest.mark.parametrize("seed", PAST)
+@pytest.mark.parametrize("seed", first_is_quick(PAST, quick=8))
 def test_past_failures(seed):
     assert check(make(seed)) == []
 
@@ -57,7 +58,7 @@ def test_past_failures(seed):
         ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_is_quick(range(3)))
 def test_results_depend_on_the_call_alone(changes, settings, seed):
     base = make(9000 + seed)
     plain: dict = {

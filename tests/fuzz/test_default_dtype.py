@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.fuzz.cases import make
 from tests.fuzz.checks import call, default_dtype
+from tests.support.sampling import first_is_quick
 
 CASES, PARTS = 160, 4
 
@@ -36,7 +37,7 @@ class Made(TorchDispatchMode):
         return any(isinstance(x, torch.Tensor) and x.dtype == self.dtype for x in tree_leaves(values))
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", first_is_quick(range(PARTS)))
 def test_no_tensor_of_a_call_has_the_default_dtype(part):
     made = Made(torch.bfloat16)
     for seed in range(part, CASES, PARTS):

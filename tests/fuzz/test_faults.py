@@ -66,6 +66,7 @@ def test_no_memory_inside_a_backend(kind, stage, monkeypatch):
     assert torch.equal(residua.attention(q, k, v, config, residua.State()), first)
 
 
+@pytest.mark.slow
 def test_accelerate_and_remove_again_and_again():
     pytest.importorskip("diffusers")
     found = re.match(r"(-?\d+) objects.* (\d+) layers left", load.cycles(200))

@@ -12,6 +12,7 @@ from residua import Partition, Route, RouteError, SummaryKeys
 from residua.api import attend_route
 from residua.types import Drift
 from tests.support.oracle import normal, qkv, random_route, worst
+from tests.support.sampling import first_is_quick
 
 BACKENDS = ("auto", "torch", "reference")
 WRONG = (-(1 << 62), -7, -2, -1, 0, 1, 5, 90, 111, 1 << 31, 1 << 62)
@@ -61,7 +62,7 @@ def spoiled(r: random.Random, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("meta")
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", first_is_quick(range(8)))
 def test_sound_routes(part):
     for seed in range(part, 120, 8):
         _, q, k, v, route, summary = made(seed)
@@ -72,7 +73,7 @@ def test_sound_routes(part):
             assert torch.equal(lse == -torch.inf, wanted[1] == -torch.inf), f"seed {seed}, {backend}"
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", first_is_quick(range(8)))
 def test_corrupt_routes_are_refused_or_harmless(part):
     """What is changed may happen to be sound still; then it runs. Nothing else may be raised."""
     refused = 0

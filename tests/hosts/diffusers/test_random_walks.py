@@ -17,6 +17,8 @@ from residua import IntegrationError
 from residua.hosts.diffusers import attached
 from residua.hosts.diffusers.dispatch import LayerTag, _rebound
 
+pytestmark = pytest.mark.slow
+
 STEPS, LAYERS = 2, 2
 SHAPES = {"plain": (1, 3, 16, 16), "wide": (1, 3, 16, 24), "batch": (2, 3, 16, 16), "small": (1, 1, 4, 4)}
 DENSITIES = (0.22, 0.5)

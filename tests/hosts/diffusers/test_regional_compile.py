@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
 
+pytestmark = pytest.mark.slow
+
 LAYERS = 9  # more than the 8 recompilations that torch allows: one graph per layer would fail
 
 
@@ -40,7 +42,6 @@ def build(tiny, name):
         return tiny.settled(deep[name]())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wan", "hunyuan", "cosmos 2.5"])
 def test_graph_count_equals_dense(name, tiny, scheduler, denoise, speed_up):
     model, inputs = build(tiny, name)

@@ -12,7 +12,10 @@ import pytest
 
 import residua
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="gloo on localhost is tested on Linux")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="gloo on localhost is tested on Linux"),
+]
 
 
 def measured():

@@ -37,6 +37,8 @@ from tests.support.ctrl_c import (
     spread,
 )
 
+pytestmark = pytest.mark.slow
+
 PLACES = 6
 PATIENCE = 900  # seconds; only a test that hangs gets there
 NEEDS = {"bench gpu": "triton"}
@@ -61,7 +63,6 @@ def kept_code(tmp_path, monkeypatch):
     monkeypatch.setattr(model, "_compile", kept.compile_once)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_at_every_stage(name, files, kept_code, tmp_path):
     pytest.importorskip(NEEDS.get(name, "torch"))
@@ -128,7 +129,6 @@ def stopped(arguments: list[str], condition) -> str:
     return printed
 
 
-@pytest.mark.slow
 def test_a_real_one_in_a_run_keeps_what_was_recorded(files):
     given = arguments("capture", files)
     longer = [*given, "--run-steps", "3000", "--steps", ",".join(map(str, range(0, 3000, 2)))]
@@ -137,7 +137,6 @@ def test_a_real_one_in_a_run_keeps_what_was_recorded(files):
     assert len(kept) >= 2
 
 
-@pytest.mark.slow
 def test_a_real_one_in_a_benchmark_keeps_its_rows(files):
     tokens = ",".join(["64"] * 200)
     given = ["bench", "sweep", "--tokens", tokens, "--densities", "0.5", "--heads", "1", "--head-dim", "16"]
@@ -145,7 +144,6 @@ def test_a_real_one_in_a_benchmark_keeps_its_rows(files):
     assert json.loads(Path("out/sweep.json").read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("address", ["off", "local"])
 def test_a_real_one_in_an_evaluation_goes_on_later(address, files):
     text = Path(files["SUITE"]).read_text().replace("steps = 2", "steps = 40")
@@ -160,7 +158,6 @@ def test_a_real_one_in_an_evaluation_goes_on_later(address, files):
     assert kept and all(path.read_bytes() == content for path, content in kept.items())
 
 
-@pytest.mark.slow
 def test_a_real_one_ends_the_processes_that_compile():
     pytest.importorskip("triton")
 

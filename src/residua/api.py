@@ -18,16 +18,16 @@ from .method.sizes import resolve
 from .ops.backend import Backend, Demand
 from .ops.check import check_route, check_summary
 from .ops.select import choose_backend
-from .receipt import Outcome, Receipt, write_receipt
+from .receipt import Receipt
 from .state import State
 from .types import Call, Route, SummaryKeys
 from .util.stopwatch import Stopwatch
 
 
 def sparse_attention(
-    call: Call, config: Config, state: State | None, backend: Backend, stopwatch: Stopwatch
-) -> tuple[Tensor, Outcome]:
-    """Runs the stages: returns the output [B, H, Nq, Dv] and what the receipt needs."""
+    call: Call, config: Config, state: State | None, backend: Backend, stopwatch: Stopwatch, wants_receipt: bool
+) -> tuple[Tensor, Receipt | None]:
+    """Runs the stages: returns the output [B, H, Nq, Dv], and a receipt if one is wanted."""
     stage = stopwatch.stage
     sizes = resolve(config, call)
     memory = state.memory(call, config) if state else None
@@ -54,20 +54,22 @@ def sparse_attention(
     if state:
         state.remember(call, config, keep(call, config, sizes, grouping))
         budget.learn(state, grouped, verdict, method)
-    probe_rows = verdict.probes.rows if verdict.probes else None
-    # a function, because the costs are only counted if a receipt is asked for
-    costs = lambda: {**method.costs(grouped, routing), **verdict.costs()}  # noqa: E731
-    notes = (*sizes.notes, *notes)
-    return out, Outcome(
+    if not wants_receipt:
+        return out, None
+    return out, Receipt.of(
+        call,
+        config,
+        backend.name,
+        stopwatch.timings,
         verdict.route,
-        probe_rows,
-        grouped.allowed,
-        costs,
-        error,
-        verdict.choice,
-        memory is not None and not memory.borrowed,
-        grouping.reused,
-        notes,
+        allowed=grouped.allowed,
+        beside={**method.costs(grouped, routing), **verdict.costs()},
+        probe_rows=verdict.probes.rows if verdict.probes else None,
+        error=error,
+        choice=verdict.choice,
+        reused=grouping.reused,
+        warm=memory is not None and not memory.borrowed,
+        clamps=(*sizes.notes, *notes),
     )
 
 
@@ -154,14 +156,14 @@ def attention(
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
         call, power = tame(call, backend)
         if call.routable:
-            out, outcome = sparse_attention(call, config, state, backend, stopwatch)
+            out, receipt = sparse_attention(call, config, state, backend, stopwatch, return_receipt)
         else:
-            out, outcome = exact_attention(call, backend), None
+            out, receipt = exact_attention(call, backend), None
         passes_on = config.reconstruction != "none"
         out = give_back(out, call, power, passes_on, backend)
     if not return_receipt:
         return out
-    return out, write_receipt(call, config, backend.name, stopwatch.timings, outcome)
+    return out, receipt or Receipt.of(call, config, backend.name, stopwatch.timings)
 
 
 def exact_attention(call: Call, backend: Backend) -> Tensor:

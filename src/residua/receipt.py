@@ -1,9 +1,9 @@
-"""Counts the query-key pairs of a call and writes its receipt."""
+"""What a call did: its query-key pairs, its cost, its error, and notes about what it had to change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,21 @@ from .util.stopwatch import Timings
 MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # an estimated error above this is noted in a receipt, and logged after a run
 ALWAYS = "exact rows, pinned keys and one cell per query group are always evaluated"
+
+
+class Note(str):
+    """A sentence about a call. Notes of one `kind` say the same with other numbers."""
+
+    kind: str  # the sentence with `...` for what was measured in this call
+
+    def __new__(cls, sentence: str, *measured: object) -> Note:
+        """Args:
+        sentence: With `{}` for every measured value.
+        measured: The values.
+        """
+        note = super().__new__(cls, sentence.format(*measured) if measured else sentence)
+        note.kind = sentence.replace("{}", "...")
+        return note
 
 
 @dataclass(frozen=True)
@@ -64,20 +79,77 @@ class Receipt:
 
     target: float  # `Config.density`
     all_in: bool  # whether the target density covers the work in `beside` as well
-    allowed: Tensor  # [B, H], the density that each head was allowed to spend
+    allowed: Tensor  # [B, H] fp64, the density that each head was allowed to spend
     per_head: Pairs  # [B, H]
-    beside: Mapping[str, Tensor]  # [B, H] each: work other than pairs, in pair equivalents (D + Dv products)
-    error_per_head: Tensor | None  # [B, H], estimated mean relative row error; None without probes
-    choice_per_head: Tensor | None  # [B, H] of `residua.types.Choice`; None if heads have no choice
     head_dims: tuple[int, int]  # D, Dv
-    groups: tuple[int, int]  # query groups, K/V groups; (0, 0) if every pair was evaluated
     backend: str  # the name of the backend that ran the call
-    warm: bool  # whether it started from the groups of the call before
-    reused_per_head: Tensor | None  # [B, Hkv] bool, heads that kept the groups of the call before; None: none
-    always: str  # which pairs are evaluated whatever the target is
-    clamps: tuple[str, ...] = ()  # settings that were changed to fit the call
+    always: str = ALWAYS  # which pairs are evaluated whatever the target is
     timings: Timings | None = None  # with `time_stages=True`
+    groups: tuple[int, int] = (0, 0)  # query groups, K/V groups; (0, 0) if every pair was evaluated
+    # [B, H] each: work other than pairs, in pair equivalents (D + Dv products)
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
     probe_rows: Tensor | None = None  # [B, H, M], the rows that were computed exactly as probes
+    error_per_head: Tensor | None = None  # [B, H], estimated mean relative row error; None without probes
+    choice_per_head: Tensor | None = None  # [B, H] of `residua.types.Choice`; None if heads have no choice
+    reused_per_head: Tensor | None = None  # [B, Hkv] bool, heads that kept the groups of the call before; None: none
+    warm: bool = False  # whether it started from the groups of the call before
+    clamps: tuple[Note, ...] = ()  # settings that were changed to fit the call
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        config: Config,
+        backend: str,
+        timings: Timings | None,
+        route: Route | None = None,
+        *,
+        allowed: Tensor | None = None,
+        beside: Mapping[str, Tensor] | None = None,
+        probe_rows: Tensor | None = None,
+        error: Tensor | None = None,
+        choice: Tensor | None = None,
+        reused: Tensor | None = None,
+        warm: bool = False,
+        clamps: tuple[Note, ...] = (),
+    ) -> Receipt:
+        """Counts what a call did, without waiting for the device.
+
+        Args:
+            call: The call.
+            config: Its settings.
+            backend: The name of the backend that ran it.
+            timings: If its stages were timed.
+            route: The cells that were evaluated; None: every row was computed exactly.
+            allowed: As the fields of a receipt, like all that follow; None: density 1.
+            beside: None: no other work.
+            probe_rows: None: no probes.
+            error: None: not estimated.
+            choice: None: heads had none.
+            reused: None: no head.
+            warm: Whether it started from the groups of the call before.
+            clamps: Settings that were changed.
+        """
+        pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])
+        text = call.exact_queries.count or call.pinned_keys.count
+        return cls(
+            target=config.density,
+            all_in=config.summarises,
+            allowed=torch.ones_like(pairs.possible, dtype=torch.float64) if allowed is None else allowed,
+            per_head=pairs,
+            head_dims=(call.q.shape[3], call.v.shape[3]),
+            backend=backend,
+            always=ALWAYS if text else "every query group keeps at least one cell",
+            timings=timings,
+            groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
+            beside=beside or {},
+            probe_rows=probe_rows,
+            error_per_head=error,
+            choice_per_head=choice,
+            reused_per_head=reused,
+            warm=warm,
+            clamps=clamps,
+        )
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -140,15 +212,15 @@ class Receipt:
         return 2 * sum(self.head_dims) * self.pairs.possible
 
     @cached_property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """Every setting that was changed, and every target that was missed."""
         if self.groups == (0, 0):
-            every = "no rows or no keys are free to be routed: every pair was evaluated"
+            every = Note("no rows or no keys are free to be routed: every pair was evaluated")
             return (*self.clamps, every) if self.pairs.possible else self.clamps
         budget, share, choice = self._budget_notes(), self._share_notes(), self._choice_notes()
         return (*self.clamps, *budget, *share, *choice, *self._error_notes())
 
-    def _budget_notes(self) -> tuple[str, ...]:
+    def _budget_notes(self) -> tuple[Note, ...]:
         # checked per head: one head can be over its budget while the mean is not
         spent = self.per_head.total.double()
         if self.all_in:
@@ -156,21 +228,26 @@ class Receipt:
         over = spent > self.allowed * self.per_head.possible.double() + 0.5
         if self.choice_per_head is not None:
             over &= self.choice_per_head != Choice.DENSE  # dense heads have a note of their own
-        if not int(over.sum()):
+        heads = int(over.sum())
+        if not heads:
             return ()
-        where = f"in {int(over.sum())} of {over.numel()} heads (density {self.density:.4f} over all)"
-        return (f"density is above the target {self.target:g} {where}: {self.always}",)
+        where = f"in {{}} of {over.numel()} heads (density {{}} over all)"
+        sentence = f"density is above the target {{}} {where}: {self.always}"
+        return (Note(sentence, f"{self.target:g}", heads, f"{self.density:.4f}"),)
 
-    def _share_notes(self) -> tuple[str, ...]:
+    def _share_notes(self) -> tuple[Note, ...]:
         beside = self.cost - self.density
         if not self.all_in or beside <= MAX_BESIDE * self.cost:
             return ()
         return (
-            f"work beside the exact pairs takes {beside / self.cost:.0%} of the cost: for a call this short "
-            "at this density a concentrated head may do better with reconstruction='none'",
+            Note(
+                "work beside the exact pairs takes {} of the cost: for a call this short at this density a "
+                "concentrated head may do better with reconstruction='none'",
+                f"{beside / self.cost:.0%}",
+            ),
         )
 
-    def _choice_notes(self) -> tuple[str, ...]:
+    def _choice_notes(self) -> tuple[Note, ...]:
         told = {
             Choice.PLAIN: "run without a summary of what they skip: they are so concentrated, or the call so "
             "short, that its cost is better spent on pairs",
@@ -179,17 +256,20 @@ class Receipt:
         }
         total = sum(self.chosen.values())
         return tuple(
-            f"{self.chosen[choice.label]} of {total} heads {why}"
+            Note(f"{{}} of {total} heads {why}", self.chosen[choice.label])
             for choice, why in told.items()
             if self.chosen.get(choice.label)
         )
 
-    def _error_notes(self) -> tuple[str, ...]:
+    def _error_notes(self) -> tuple[Note, ...]:
         if self.error is None or not self.error > LARGE_ERROR:
             return ()
         return (
-            f"the estimated error {self.error:.2f} is large: spend more (density), set a bound (max_error), "
-            "or leave this call dense; unstructured inputs, such as random noise, cannot be summarised",
+            Note(
+                "the estimated error {} is large: spend more (density), set a bound (max_error), or leave this "
+                "call dense; unstructured inputs, such as random noise, cannot be summarised",
+                f"{self.error:.2f}",
+            ),
         )
 
     def __str__(self) -> str:
@@ -260,49 +340,3 @@ def count_pairs(call: Call, route: Route | None, probes: int) -> Pairs:
     routed = route.group_pairs[..., :free].sum(-1)
     beside = call.free_queries.count * pinned
     return Pairs(routed, probes * keys, beside, call.exact_queries.count * keys, rows * keys)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a sparse call did, for its receipt."""
-
-    route: Route
-    probe_rows: Tensor | None  # [B, H, M], rows that were computed exactly; None: no probes
-    allowed: Tensor  # [B, H] fp64, the density that each head was allowed to spend
-    costs: Callable[[], Mapping[str, Tensor]]  # [B, H] each: work other than pairs, in pair equivalents
-    error: Tensor | None  # [B, H], estimated
-    choice: Tensor | None  # [B, H] of `Choice`
-    warm: bool
-    reused: Tensor | None  # [B, Hkv] bool
-    notes: tuple[str, ...]
-
-
-def write_receipt(
-    call: Call, config: Config, backend: str, timings: Timings | None, outcome: Outcome | None
-) -> Receipt:
-    """Counts what was done without waiting for the device; no outcome means that every row was exact."""
-    always = "every query group keeps at least one cell"
-    if call.exact_queries.count or call.pinned_keys.count:
-        always = ALWAYS
-    route = None if outcome is None else outcome.route
-    probe_rows = None if outcome is None else outcome.probe_rows
-    pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])
-    everything = torch.ones_like(pairs.possible, dtype=torch.float64)
-    return Receipt(
-        target=config.density,
-        all_in=config.summarises,
-        allowed=everything if outcome is None else outcome.allowed,
-        per_head=pairs,
-        beside={} if outcome is None else dict(outcome.costs()),
-        error_per_head=None if outcome is None else outcome.error,
-        choice_per_head=None if outcome is None else outcome.choice,
-        head_dims=(call.q.shape[3], call.v.shape[3]),
-        groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
-        backend=backend,
-        warm=False if outcome is None else outcome.warm,
-        reused_per_head=None if outcome is None else outcome.reused,
-        always=always,
-        clamps=() if outcome is None else outcome.notes,
-        timings=timings,
-        probe_rows=probe_rows,
-    )

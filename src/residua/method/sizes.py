@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from ..config import Config
+from ..receipt import Note
 from ..types import Call
 from .text import LEFT_BY_TEXT, held_by_shapes, left_by_text
 
@@ -72,7 +73,7 @@ class Sizes:
     single_slots: int  # summary keys of a query group that stand for one skipped K/V group each
     merged_slots: int  # summary keys of a query group that share all the other skipped ones
     drift_rank: int
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
 
 def default_groups(queries: int, keys: int) -> tuple[int, int]:
@@ -146,25 +147,29 @@ def fewer_cells(query_groups: int, kv_groups: int, pairs: int) -> tuple[int, int
 
 def resolve(config: Config, call: Call) -> Sizes:
     """Limits every count of the config to what the call allows; each change leaves a note for the receipt."""
-    notes: list[str] = []
+    notes: list[Note] = []
 
     def clamp(name: str, wanted: int, most: int, why: str) -> int:
         if wanted <= most:
             return wanted
-        notes.append(f"{name}={wanted} clamped to {most}: {why}")
+        notes.append(Note(f"{name}={wanted} clamped to {most}: {why}"))
         return most
 
     heads, tokens = call.q.shape[1:3]
     if heads >= MANY_HEADS and heads > tokens:
         notes.append(
-            f"q has {heads} heads of {tokens} tokens: wanted [B, H, N, D]; if yours is [B, N, H, D], pass "
-            "q.transpose(1, 2), and k and v likewise"
+            Note(
+                f"q has {heads} heads of {tokens} tokens: wanted [B, H, N, D]; if yours is [B, N, H, D], pass "
+                "q.transpose(1, 2), and k and v likewise"
+            )
         )
     density, held = skippable_density(config, call), held_by_shapes(call)
     if density <= LEFT_BY_TEXT * config.density:
         notes.append(
-            f"density is above the target {config.density:g}: exact rows and pinned keys take {held:.3f}, "
-            f"more than half of it; {density:g} of the rest is spent beside them"
+            Note(
+                f"density is above the target {config.density:g}: exact rows and pinned keys take {held:.3f}, "
+                f"more than half of it; {density:g} of the rest is spent beside them"
+            )
         )
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]

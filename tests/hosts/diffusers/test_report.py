@@ -11,6 +11,7 @@ import torch
 
 from residua import Config
 from residua.hosts.log import PAIRS, CallLog, CallTimer, Tally
+from residua.receipt import Note
 
 
 @pytest.fixture
@@ -200,9 +201,9 @@ def test_equal_notes_are_counted_together():
             beside={"routing": torch.ones(1, 2)},
             chosen={"plain": 2},
             notes=(
-                f"density {density} is above the target 0.22",
-                f"{round(10 * density)} of 4 heads run",
-                f"the estimated error {density:.2f} is large",
+                Note("density {} is above the target 0.22", density),
+                Note("{} of 4 heads run", round(10 * density)),
+                Note("the estimated error {} is large", f"{density:.2f}"),
             ),
         )
         log._receipts.append(receipt)

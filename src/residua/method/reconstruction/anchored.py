@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...receipt import Note
 from ...types import HeadCost, SummaryKeys
 from ..sizes import skippable_density
 from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction, Routing
@@ -17,7 +18,7 @@ class Anchored(Summarised):
     name = "anchored"
     about = "skipped groups enter through an expansion around the anchors of the router"
 
-    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[str, ...]]:
+    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[Note, ...]]:
         config, call = grouped.config, grouped.call
         if config.density == 1.0:
             return self, ()
@@ -30,10 +31,8 @@ class Anchored(Summarised):
         left -= JUDGING * grouped.sizes.probes * (density * call.free_keys.count + call.pinned_keys.count)
         if cost <= (1 - MIN_PAIRS) * left:
             return self, ()
-        share = f"{cost / max(left, cost):.0%}"
-        return RECONSTRUCTIONS["tail"], (
-            f"anchors would take {share} of the budget: centres of the groups stand in for them",
-        )
+        sentence = "anchors would take {} of the budget: centres of the groups stand in for them"
+        return RECONSTRUCTIONS["tail"], (Note(sentence, f"{cost / max(left, cost):.0%}"),)
 
     def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
         call, sizes = grouped.call, grouped.sizes

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...config import RECONSTRUCTION_TRAITS, Config, Traits
 from ...ops.backend import Backend
+from ...receipt import Note
 from ...registry import Registry
 from ...types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
 from ..route import cell_scores, keep_all, keep_best, pair_budget, routing_cost
@@ -91,7 +92,7 @@ class Reconstruction:
     probe_policy: ClassVar[str | None] = None  # how its probe rows are placed; None: it takes none
     all_in: ClassVar[bool] = False  # whether `density` pays for everything, not for exact pairs alone
 
-    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[str, ...]]:
+    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[Note, ...]]:
         """The reconstruction that the budget of this call can pay for.
 
         Returns:

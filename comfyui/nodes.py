@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from residua import Config
-from residua.hosts import QUALITIES, Preset, make_settings
+from residua.hosts import QUALITIES, Preset, Settings
 
 from .patch import patch_of, patched
 from .picture import report_picture
@@ -89,13 +88,12 @@ class ResiduaSparseAttention:
         on_error: str,
     ) -> tuple[Any]:
         by_density = quality == BY_DENSITY
-        settings = make_settings(
-            PRESET,
-            config=Config(density=density) if by_density else None,
+        settings = Settings(
+            density=density if by_density else None,
             quality=None if by_density else quality,
             dense_layers=dense_blocks,
             min_tokens=min_tokens,
-        )
+        ).resolve(PRESET)
         sampling = model.get_model_object("model_sampling")
         sigmas = sampling.percent_to_sigma(start_percent), sampling.percent_to_sigma(end_percent)
         return (patched(model, settings, (float(sigmas[0]), float(sigmas[1])), on_error),)

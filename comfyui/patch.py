@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.hosts import Grid, HostAttention, Report, Settings, Site, make_report, noise_removed
+from residua.hosts import Grid, HostAttention, Report, ResolvedSettings, Site, make_report, noise_removed
 
 from .tokens import latent_grid, tokens_of
 
@@ -39,7 +39,11 @@ class Patch:
     """
 
     def __init__(
-        self, settings: Settings, sigmas: tuple[float, float], on_error: Any = "stop", before: Dense | None = None
+        self,
+        settings: ResolvedSettings,
+        sigmas: tuple[float, float],
+        on_error: Any = "stop",
+        before: Dense | None = None,
     ) -> None:
         self.host = HostAttention(settings, name="model", family="ComfyUI", unsupported="dense", on_error=on_error)
         self.sigmas = sigmas
@@ -231,7 +235,7 @@ def _as_heads(out: Tensor, heads: int, split: bool) -> Tensor:
     return out if split else out.unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, H, N, D]
 
 
-def patched(model: Any, settings: Settings, sigmas: tuple[float, float], on_error: str = "stop") -> Any:
+def patched(model: Any, settings: ResolvedSettings, sigmas: tuple[float, float], on_error: str = "stop") -> Any:
     """A clone of a ComfyUI model with Residua attached; the model itself is not changed.
 
     An attention override that is already there is kept: it computes the dense calls. An earlier Residua is

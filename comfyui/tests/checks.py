@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from residua import Config
-from residua.hosts import Settings
+from residua.hosts import ResolvedSettings
 
 TINY = Config(
     query_groups=8, kv_groups=24, probes=6, kmeans_cold=4, metric_rows=64, key_rank=8, query_rank=8, density=0.22
@@ -27,7 +27,7 @@ def sparse(model: Any, density: float = 0.22, **changes: Any) -> Any:
     """The model with Residua attached, with settings under which a tiny video is routed."""
     settings = {"min_tokens": 0, **changes}
     sigmas, on_error = settings.pop("sigmas", EVERYWHERE), settings.pop("on_error", "stop")
-    return patched(model, Settings(TINY.replace(density=density), **settings), sigmas, on_error)
+    return patched(model, ResolvedSettings(TINY.replace(density=density), **settings), sigmas, on_error)
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:

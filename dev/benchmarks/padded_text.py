@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from residua import Config
-from residua.hosts import HostAttention, Preset, Site, around, make_report, make_settings
+from residua.hosts import HostAttention, Preset, Settings, Site, around, make_report
 from residua.hosts.padding import PaddingReader
 from residua.method.row_error import row_errors
 from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
@@ -51,7 +51,7 @@ def padded_call(text: int, valid: int, concentration: float) -> tuple[Tensor, Te
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, float]:
     """The output of a call at 22 %, and what it cost."""
-    host = HostAttention(make_settings(PRESET, config=config, density=0.22, min_tokens=0))
+    host = HostAttention(Settings(config, density=0.22, min_tokens=0).resolve(PRESET))
     video = GRID[0] * GRID[1] * GRID[2]
     text = around(0, video, q.shape[2])
     site = Site(0, step=0, steps=1, grid=GRID, text_queries=text, text_keys=text)

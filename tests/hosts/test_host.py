@@ -15,7 +15,7 @@ import torch
 
 import residua
 from residua import BackendError, Config, InputError, IntegrationError, State
-from residua.hosts import HostAttention, Settings, Site, around, key_padding, make_report, make_settings
+from residua.hosts import HostAttention, ResolvedSettings, Settings, Site, around, key_padding, make_report
 from residua.hosts.settings import MIN_TOKENS, Preset, min_tokens_for
 from residua.hosts.watch import RunWatch
 from residua.ops import BACKENDS
@@ -33,7 +33,7 @@ def tensors(batch=1, heads=2, tokens=TOKENS, dim=16, seed=0):
 
 def host_with(changes=None, **arguments):
     settings = {"config": TINY, "min_tokens": 0, **(changes or {})}
-    return HostAttention(Settings(**settings), **arguments)
+    return HostAttention(ResolvedSettings(**settings), **arguments)
 
 
 def sdpa(q, k, v):
@@ -307,7 +307,7 @@ def test_key_padding():
 
 def test_settings_come_from_the_preset_unless_given():
     preset = Preset(0.3, 2, 0.1, "here")
-    made = make_settings(preset, dense_steps=1, method="paper")
+    made = Settings(dense_steps=1, method="paper").resolve(preset)
     assert (made.config.density, made.dense_steps, made.dense_layers, made.min_tokens) == (0.3, 1, 0.1, None)
     assert min_tokens_for(torch.device("cpu")) == MIN_TOKENS
     assert HostAttention(made).settings_dict()["min_tokens"] == MIN_TOKENS

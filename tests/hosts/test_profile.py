@@ -7,12 +7,12 @@ import logging
 import pytest
 
 from residua import Config, InputError
-from residua.hosts import ModelFacts, Profile
+from residua.hosts import ModelFacts, Profile, Settings
 
 WAN = ModelFacts("wan", ("WanTransformer3DModel",), 40, 128)
 
 
-def made(**changes) -> Profile:
+def made(**run) -> Profile:
     config = Config(balance=True, density=0.05, max_error=0.24)
     evidence = {
         "prompts": ['a "cat" \\ walks', "zwei\nZeilen", "\x7f\t♥ 🎬"],
@@ -23,7 +23,7 @@ def made(**changes) -> Profile:
         "gpus": [],
         "worst": float("inf"),
     }
-    return Profile(**{"config": config, "model": WAN, "min_tokens": 0, "evidence": evidence, **changes})
+    return Profile(Settings(config, min_tokens=0, **run), WAN, evidence)
 
 
 def test_a_profile_reads_as_it_was_written(tmp_path):
@@ -31,7 +31,8 @@ def test_a_profile_reads_as_it_was_written(tmp_path):
     path.write_text(made(dense_steps=0.1).to_toml(), encoding="utf-8")
     found = Profile.from_toml(path)
     assert (found.config, found.model) == (made().config, WAN)
-    assert (found.dense_steps, found.dense_layers, found.min_tokens) == (0.1, None, 0)
+    asked = found.settings
+    assert (asked.dense_steps, asked.dense_layers, asked.min_tokens) == (0.1, None, 0)
     assert found.evidence["prompts"] == ['a "cat" \\ walks', "zwei\nZeilen", "\x7f\t♥ 🎬"]
     assert found.evidence["tried"] == [{"density": 0.05, "kept": True}] and "steps" not in found.evidence
     assert found.evidence["versions"] == {"torch 2": "2.13"} and found.evidence["worst"] == float("inf")

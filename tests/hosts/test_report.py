@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from residua import Config, InputError
-from residua.hosts import HostAttention, Settings, Site, make_report
+from residua.hosts import HostAttention, ResolvedSettings, Site, make_report
 from residua.hosts.report.data import _saving
 from residua.hosts.report.table import WORST
 
@@ -37,7 +37,7 @@ def run(host, steps=3, layers=LAYERS, name="blocks.{}.attn1"):
 
 @pytest.fixture(scope="module")
 def report():
-    host = HostAttention(Settings(TINY, dense_steps=1, min_tokens=0), name="transformer", family="Tiny")
+    host = HostAttention(ResolvedSettings(TINY, dense_steps=1, min_tokens=0), name="transformer", family="Tiny")
     run(host)
     return make_report([host])
 
@@ -56,7 +56,7 @@ def test_the_headline_says_time_share_error_and_backend(report):
 
 
 def test_without_a_dense_call_the_saving_is_not_invented():
-    host = HostAttention(Settings(TINY, min_tokens=0))
+    host = HostAttention(ResolvedSettings(TINY, min_tokens=0))
     run(host, steps=1, layers=1)
     report = make_report([host])
     assert report.saving is None
@@ -65,7 +65,7 @@ def test_without_a_dense_call_the_saving_is_not_invented():
 
 
 def test_the_saving_compares_with_calls_of_the_same_length_only():
-    host = HostAttention(Settings(TINY, min_tokens=0))
+    host = HostAttention(ResolvedSettings(TINY, min_tokens=0))
     run(host, steps=1, layers=1)
     q = torch.randn(1, 2, 7, 16)
     host.call(q, q, q, Site(1), lambda: q, why_dense="text pathway")
@@ -102,7 +102,7 @@ def test_an_unknown_view_is_refused(report):
 
 
 def test_nothing_sparse_comes_first_and_unmeasured_rows_are_not_printed():
-    host = HostAttention(Settings(TINY, min_tokens=4096), layers=["a", "b", "c"])
+    host = HostAttention(ResolvedSettings(TINY, min_tokens=4096), layers=["a", "b", "c"])
     run(host, layers=2)
     text = str(make_report([host]))
     assert text.startswith("Nothing ran sparse: 96 video tokens < min_tokens 4,096; all 12 calls were dense.")
@@ -111,7 +111,7 @@ def test_nothing_sparse_comes_first_and_unmeasured_rows_are_not_printed():
 
 
 def test_nothing_at_all():
-    text = str(make_report([HostAttention(Settings(TINY))]))
+    text = str(make_report([HostAttention(ResolvedSettings(TINY))]))
     assert text.startswith("No attention call yet.") and "none yet" in text
 
 
@@ -123,7 +123,7 @@ def test_memory_that_is_carried_between_steps(report):
 
 
 def test_warnings_stand_below_the_headline():
-    host = HostAttention(Settings(TINY.replace(density=0.05), min_tokens=0), on_error="dense")
+    host = HostAttention(ResolvedSettings(TINY.replace(density=0.05), min_tokens=0), on_error="dense")
     run(host, steps=1, layers=1)
     report = make_report([host])
     assert report.total.error > 0.2
@@ -150,7 +150,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_needs_nothing_else_and_is_escaped(tmp_path):
-    host = HostAttention(Settings(TINY, dense_steps=1, min_tokens=0), name="<b>&", family='"x"')
+    host = HostAttention(ResolvedSettings(TINY, dense_steps=1, min_tokens=0), name="<b>&", family='"x"')
     run(host, layers=1, name="<script>alert({})</script>")
     path = make_report([host]).save(tmp_path / "x.html")
     page = path.read_text(encoding="utf-8")

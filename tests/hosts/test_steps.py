@@ -7,7 +7,7 @@ import torch
 
 from residua import Config
 from residua.baselines.methods import Own
-from residua.hosts import HostAttention, Settings, Site, make_report, noise_removed
+from residua.hosts import HostAttention, ResolvedSettings, Site, make_report, noise_removed
 from residua.method.budget import shares_of_steps
 
 DENSITY = 0.3
@@ -29,7 +29,7 @@ REMOVED = noise_removed([1.0, 0.95, 0.85, 0.6, 0.0])
 
 def run(config=SHARED, removed=REMOVED, heard=None, **settings):
     """A run of four steps and two layers; the densities that the calls were given, by step."""
-    host = HostAttention(Settings(config=config, min_tokens=0, **settings))
+    host = HostAttention(ResolvedSettings(config=config, min_tokens=0, **settings))
     draw = torch.Generator().manual_seed(0)
     for step in range(4):
         q, k, v = (torch.randn(1, 2, 300, 16, generator=draw) for _ in range(3))

@@ -1,6 +1,6 @@
 """Residua inside a host: one contract for every program that runs video transformers.
 
->>> host = HostAttention(make_settings(preset, quality="balanced"))   # doctest: +SKIP
+>>> host = HostAttention(Settings(quality="balanced").resolve(preset))   # doctest: +SKIP
 >>> out = host.call(q, k, v, Site(layer=3, step=7, steps=50, branch="cond"), dense)   # doctest: +SKIP
 >>> print(make_report([host]))   # doctest: +SKIP
 """
@@ -10,11 +10,11 @@ from .host import HostAttention
 from .profile import ModelFacts, Profile
 from .quality import QUALITIES, Quality, find_quality
 from .report.data import Report, ReportRow, TransformerReport, make_report
-from .settings import Preset, Settings, make_settings, min_tokens_for
+from .settings import Preset, ResolvedSettings, Settings, min_tokens_for
 from .site import Grid, Site, around, noise_removed
 
 __all__ = [
     "QUALITIES", "Grid", "HostAttention", "ModelFacts", "Preset", "Profile", "Quality", "Report", "ReportRow",
-    "Settings", "Site", "TransformerReport", "around", "find_quality", "key_padding", "make_report",
-    "make_settings", "min_tokens_for", "noise_removed",
+    "ResolvedSettings", "Settings", "Site", "TransformerReport", "around", "find_quality", "key_padding", "make_report",
+    "min_tokens_for", "noise_removed",
 ]  # fmt: skip

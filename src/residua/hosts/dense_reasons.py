@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import BackendError, InputError, IntegrationError
 from ..method.inputs import DTYPES, key_padding
 from ..ops import Demand, choose_backend
-from .settings import Settings, chosen_layers, min_tokens_for, part_of
+from .settings import ResolvedSettings, chosen_layers, min_tokens_for, part_of
 from .site import Site
 
 Answer = Literal["stop", "dense"]
@@ -43,7 +43,7 @@ class DenseReasons:
     """
 
     def __init__(
-        self, settings: Settings, layers: Sequence[str], depths: Sequence[int] | None, unsupported: Answer
+        self, settings: ResolvedSettings, layers: Sequence[str], depths: Sequence[int] | None, unsupported: Answer
     ) -> None:
         self._settings, self._unsupported = settings, unsupported
         self._depth = _depth(layers, depths)  # number of layers from input to output; None: unknown

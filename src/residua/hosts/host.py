@@ -23,7 +23,7 @@ from ..ops import Demand, slow_note
 from .dense_reasons import Answer, DenseReasons, Why
 from .log import CallLog
 from .padding import PaddingReader
-from .settings import Settings, min_tokens_for
+from .settings import ResolvedSettings, min_tokens_for
 from .site import Grid, Site
 from .watch import RunWatch
 
@@ -40,7 +40,7 @@ class HostAttention:
     """Attention of one transformer in a host: `call` for every self-attention call, `report` afterwards.
 
     Args:
-        settings: How it is accelerated; see `make_settings`.
+        settings: How it is accelerated; see `Settings.resolve`.
         layers: Names of the self-attention layers, if the host knows them before the first call.
         depths: The position of each of `layers`, counted from the input; None: as they are listed.
         name: What the report calls the transformer.
@@ -60,7 +60,7 @@ class HostAttention:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ResolvedSettings,
         *,
         layers: Sequence[str] = (),
         depths: Sequence[int] | None = None,

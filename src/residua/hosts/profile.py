@@ -19,13 +19,13 @@ from ..config import Config
 from ..errors import InputError
 from ..util.spelling import did_you_mean
 from ..util.toml_text import read_toml, table_lines
-from .settings import check_count, check_share
+from .settings import Settings
 
 logger = logging.getLogger("residua.hosts")
 
 FORMAT = 1
 TABLES = ("residua", "run", "model", "evidence")
-RUN = {"dense_steps": check_share, "dense_layers": check_share, "min_tokens": check_count}
+RUN = ("dense_steps", "dense_layers", "min_tokens")
 MODEL = {"name": str, "transformers": list, "layers": int, "head_dim": int}
 
 
@@ -55,20 +55,19 @@ class Profile:
     """Settings for one model.
 
     Args:
-        config: How a sparse call is approximated.
+        settings: A config, dense first steps and layers, and the minimum of tokens.
         model: The model that it was made for.
-        dense_steps: First steps that stay dense; None: as `accelerate` does by default.
-        dense_layers: First layers that stay dense; None: as above.
-        min_tokens: Calls with fewer video tokens stay dense; None: depends on the device.
         evidence: Plain values, for readers.
     """
 
-    config: Config
+    settings: Settings
     model: ModelFacts
-    dense_steps: float | None = None
-    dense_layers: float | None = None
-    min_tokens: int | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        """How a sparse call is approximated."""
+        return self.settings.config or Config()
 
     def check_model(self, found: ModelFacts, source: str) -> None:
         """Refuses another kind of transformer; warns about the same kind in another size.
@@ -98,7 +97,7 @@ class Profile:
         """The file, with only the settings of the method that differ from the default."""
         default = Config().to_dict()
         settings = {name: value for name, value in self.config.to_dict().items() if value != default[name]}
-        run = {name: getattr(self, name) for name in RUN}
+        run = {name: getattr(self.settings, name) for name in RUN}
         model = {
             "name": self.model.name,
             "transformers": list(self.model.transformers),
@@ -138,13 +137,12 @@ class Profile:
             raise InputError(f"{path}: format {data['format']!r}; residua {__version__} reads {FORMAT}: tune again")
         _only(path, "", data, ("format", *TABLES))
         tables = {name: _as_table(path, name, data) for name in TABLES}
-        _only(path, "run.", tables["run"], tuple(RUN))
+        _only(path, "run.", tables["run"], RUN)
         try:
-            run: dict[str, Any] = {name: RUN[name](name, value) for name, value in tables["run"].items()}
-            config = Config.from_dict(tables["residua"])
+            settings = Settings.from_dict({"config": tables["residua"], **tables["run"]})
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        return cls(config, _model(path, tables["model"]), **run, evidence=tables["evidence"])
+        return cls(settings, _model(path, tables["model"]), tables["evidence"])
 
 
 def _as_table(path: Path, name: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Checks what the user of a host asked for."""
+"""What the user asks of a pipeline, checked once, and what it means for one transformer."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from .quality import DEFAULT_QUALITY, find_quality
 
 # With fewer tokens, grouping and routing cost more than the skipped pairs save.
 MIN_TOKENS = 4096
+DIALS = ("density", "max_error", "reconstruction")  # settings of the config that can be given alone
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,117 @@ class Preset:
 
 @dataclass(frozen=True)
 class Settings:
-    """How one transformer is accelerated.
+    """What the user asks of a pipeline: the keywords of `accelerate`, the options of the commands, a profile, a
+    setting of a suite. `InputError` names a value that is not valid.
 
     Args:
-        config: How a sparse call is approximated.
-        dense_steps: First steps that stay dense: a whole number is a count, a fraction a share.
+        config: All settings of the method; None: the default with the density of the model family.
+        density: Share of dense attention that every head may spend; overrides the config's, like the next two.
+        max_error: Bound on the estimated error of every head.
+        reconstruction: What stands for skipped pairs.
+        quality: "faithful", "balanced" or "fast", instead of all of the above; the default if nothing is given.
+        method: Another method by name, such as "paper" (`residua.baselines.methods`).
+        dense_steps: First steps that stay dense: a whole number is a count, a fraction a share; None: the family's
+            for the paper's method and for those of others, none for Residua, which decides by its error estimate.
         dense_layers: First layers that stay dense, in the same form.
-        layers: The layers that may be sparse, by number or (wild-card) name; None: all.
+        layers: The only layers that may be sparse, by number or by name with wild cards; None: all.
         min_tokens: Calls with fewer video tokens stay dense; None: depends on the device.
-        quality: The name of the quality that was asked for, if any.
-        method: The method of the sparse calls by name (`residua.baselines.methods`); None: Residua, as the config says.
     """
+
+    config: Config | None = None
+    density: float | None = None
+    max_error: float | None = None
+    reconstruction: str | None = None
+    quality: str | None = None
+    method: str | None = None
+    dense_steps: float | None = None
+    dense_layers: float | None = None
+    layers: Sequence[int | str] | None = None
+    min_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Checks everything that needs no model."""
+        if self.config is not None and not isinstance(self.config, Config):
+            raise InputError(
+                f"config={self.config!r}: wanted a residua.Config; to change the density alone, pass density="
+            )
+        if self.quality is not None:
+            self._check_quality_alone()
+        config = (self.config or Config()).replace(**self._dials)
+        if self.method is not None:
+            find_method(self.method).settings(config)
+        for name, check in CHECKS.items():
+            if getattr(self, name) is not None:
+                check(name, getattr(self, name))
+
+    def _check_quality_alone(self) -> None:
+        wanted = find_quality(self.quality)
+        given = [f"{name}=" for name in (*DIALS, "config") if getattr(self, name) is not None]
+        if given:
+            raise InputError(
+                f"quality={self.quality!r} together with {' and '.join(given)}: a quality sets the budget and the "
+                "error bound; leave one of them out, or pass "
+                f"config=Config(balance=True, max_error={wanted.max_error:g}, density=...) alone"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Settings:
+        """From plain values, as a suite names them; `config` is a table."""
+        config = values.get("config")
+        return cls(**{**values, "config": None if config is None else Config.from_dict(config)})
+
+    @property
+    def _dials(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in DIALS if getattr(self, name) is not None}
+
+    @property
+    def is_residua(self) -> bool:
+        """Whether this is Residua's own method, not the paper's or another's."""
+        if self.method is not None:
+            return self.method == "anchored"
+        return self.quality is not None or self._config(Config().density).reconstruction == "anchored"
+
+    def _config(self, density: float) -> Config:
+        """The config that was asked for; `density` if nothing says how much may be spent."""
+        if self.quality is not None:
+            return find_quality(self.quality).config()
+        return (self.config or Config(density=density)).replace(**self._dials)
+
+    def resolve(self, preset: Preset) -> ResolvedSettings:
+        """Fills in what was not given.
+
+        Args:
+            preset: The values of the model's family.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        if all(given[name] is None for name in ("config", *DIALS, "quality", "method")):
+            return Settings(**{**given, "quality": DEFAULT_QUALITY}).resolve(preset)
+        config = self._config(preset.density)
+        config = config if self.method is None else find_method(self.method).settings(config)
+        by_estimate = config.summarises and self.method in (None, "anchored", "tail")
+        steps, layers = (0, 0) if by_estimate else (preset.dense_steps, preset.dense_layers)
+        return ResolvedSettings(
+            config=config,
+            dense_steps=steps if self.dense_steps is None else self.dense_steps,
+            dense_layers=layers if self.dense_layers is None else self.dense_layers,
+            layers=None if self.layers is None else tuple(self.layers),
+            min_tokens=self.min_tokens,
+            quality=self.quality,
+            method=self.method,
+        )
+
+
+@dataclass(frozen=True)
+class ResolvedSettings:
+    """How one transformer is accelerated: `Settings` with nothing left open but what the device decides."""
 
     config: Config
     dense_steps: float = 0
     dense_layers: float = 0
     layers: tuple[int | str, ...] | None = None
-    min_tokens: int | None = None
-    quality: str | None = None
-    method: str | None = None
+    min_tokens: int | None = None  # None: depends on the device
+    quality: str | None = None  # the name of the quality that was asked for, if any
+    method: str | None = None  # None: Residua, as the config says
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -73,69 +166,6 @@ def min_tokens_for(device: torch.device) -> int:
 
     gpu = nearest_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
     return max(MIN_TOKENS, break_even(gpu))
-
-
-def make_settings(
-    preset: Preset,
-    density: float | None = None,
-    config: Config | None = None,
-    dense_steps: float | None = None,
-    dense_layers: float | None = None,
-    layers: Sequence[int | str] | None = None,
-    min_tokens: int | None = None,
-    quality: str | None = None,
-    method: str | None = None,
-) -> Settings:
-    """Checks what the user asked for. Without `density`, `config`, `quality` and `method` it is the default
-    quality. Only the paper's method and the methods of others keep the first steps and layers of the
-    family's preset dense; Residua decides by its error estimate.
-
-    Args:
-        preset: The values of the model's family.
-        density: Share of dense attention that every head may spend.
-        config: All settings of the method.
-        dense_steps: First steps that stay dense: a whole number, or a share below 1.
-        dense_layers: First layers that stay dense, in the same form.
-        layers: The only layers that are sparse, by number or by name with wild cards; None: all.
-        min_tokens: Calls with fewer video tokens stay dense; None: by the device.
-        quality: "faithful", "balanced" or "fast".
-        method: Another method by name, such as "paper".
-
-    Returns:
-        The settings; `InputError` names an argument that is not valid.
-    """
-    if density is None and config is None and quality is None and method is None:
-        quality = DEFAULT_QUALITY
-    wanted = _config(preset, density, config, quality)
-    wanted = wanted if method is None else find_method(method).settings(wanted)
-    by_estimate = wanted.summarises and method in (None, "anchored", "tail")
-    steps_by_default, layers_by_default = (0, 0) if by_estimate else (preset.dense_steps, preset.dense_layers)
-    return Settings(
-        config=wanted,
-        dense_steps=check_share("dense_steps", steps_by_default if dense_steps is None else dense_steps),
-        dense_layers=check_share("dense_layers", layers_by_default if dense_layers is None else dense_layers),
-        layers=None if layers is None else _selection(layers),
-        min_tokens=None if min_tokens is None else check_count("min_tokens", min_tokens),
-        quality=quality,
-        method=method,
-    )
-
-
-def _config(preset: Preset, density: float | None, config: Config | None, quality: str | None) -> Config:
-    if config is not None and not isinstance(config, Config):
-        raise InputError(f"config={config!r}: wanted a residua.Config; to change the density alone, pass density=")
-    if quality is not None:
-        wanted = find_quality(quality)
-        given = [name for name, value in (("density=", density), ("config=", config)) if value is not None]
-        if given:
-            raise InputError(
-                f"quality={quality!r} together with {' and '.join(given)}: a quality sets the budget and the "
-                "error bound; leave one of them out, or pass "
-                f"config=Config(balance=True, max_error={wanted.max_error:g}, density=...) alone"
-            )
-        return wanted.config()
-    base = Config(density=preset.density) if config is None else config
-    return base if density is None else base.replace(density=density)
 
 
 def part_of(share: float, total: int) -> int:
@@ -177,10 +207,17 @@ def check_count(name: str, value: Any) -> int:
     return value
 
 
-def _selection(layers: Any) -> tuple[int | str, ...]:
+def _check_layers(name: str, layers: Any) -> None:
     if isinstance(layers, str) or not isinstance(layers, Sequence):
-        raise InputError(f"layers={layers!r}: wanted a list of layer numbers or names")
+        raise InputError(f"{name}={layers!r}: wanted a list of layer numbers or names")
     for item in layers:
         if isinstance(item, bool) or not isinstance(item, (int, str)):
-            raise InputError(f"layers={list(layers)!r}: wanted layer numbers or names, got {item!r}")
-    return tuple(layers)
+            raise InputError(f"{name}={list(layers)!r}: wanted layer numbers or names, got {item!r}")
+
+
+CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "dense_steps": check_share,
+    "dense_layers": check_share,
+    "layers": _check_layers,
+    "min_tokens": check_count,
+}

@@ -46,10 +46,10 @@ def test_a_suite_is_read_as_it_stands(tmp_path):
     assert [prompt.text for prompt in suite.prompts] == ["a cat", "a dog"]
     assert (suite.generation.height, suite.generation.width) == (480, 832)
     assert [setting.name for setting in suite.settings] == [DENSE, FLOOR, "paper", "balanced", "own"]
-    paper = suite.setting("paper").sparsity
+    paper = suite.setting("paper").asked
     assert paper.method == "paper" and paper.density == 0.22 and paper.dense_steps == 0.1
-    assert suite.setting("own").sparsity.config.probes == 32
-    assert suite.work.workers == 3 and suite.setting(FLOOR).sparsity is None
+    assert suite.setting("own").asked.config.probes == 32
+    assert suite.work.workers == 3 and suite.setting(FLOOR).asked is None
 
 
 def test_the_floor_can_be_left_out_and_the_name_is_the_file_s(tmp_path):
@@ -72,7 +72,7 @@ def test_the_floor_can_be_left_out_and_the_name_is_the_file_s(tmp_path):
         ('size = "832x480"', 'size = "wide"', "wanted one number, or width x height"),
         ('method = "paper"', 'method = "papre"', "did you mean 'paper'?"),
         ('quality = "balanced"', 'quality = "ballanced"', "did you mean 'balanced'?"),
-        ('quality = "balanced"', 'quality = "fast"\ndensity = 0.1', "quality together with density"),
+        ('quality = "balanced"', 'quality = "fast"\ndensity = 0.1', "quality='fast' together with density="),
         ("density = 0.22", "density = 22", "[settings.paper] Config.density=22: wanted a number above 0"),
         ("probes = 32", "probs = 32", "[settings.own] unknown setting probs"),
         ("[settings.paper]", '[settings."../up"]', "it names a folder"),

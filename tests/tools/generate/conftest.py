@@ -13,9 +13,9 @@ pytest.importorskip("av")
 pytest.importorskip("jinja2")
 
 from residua.config import Config
+from residua.hosts import Settings
 from residua.tools.generate.compare import compare
 from residua.tools.generate.run import Request
-from residua.tools.generate.sparsity import Sparsity
 from residua.world.held_out import DEMO_PROMPT as PROMPT
 from residua.world.pipeline import WorldPipeline
 from tests.support.tiny_world import tiny_world
@@ -39,8 +39,8 @@ def request_small() -> Request:
 
 
 @pytest.fixture
-def sparsity() -> Sparsity:
-    return Sparsity(Config(density=0.4, backend="torch"), dense_steps=1, dense_layers=1, min_tokens=0)
+def settings() -> Settings:
+    return Settings(Config(density=0.4, backend="torch"), dense_steps=1, dense_layers=1, min_tokens=0)
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ def comparison(pipe):
         pipe,
         "world",
         Request(PROMPT, seed=1, steps=3, height=16, width=16, frames=8),
-        Sparsity(Config(density=0.4, backend="torch"), dense_steps=1, dense_layers=1, min_tokens=0),
+        Settings(Config(density=0.4, backend="torch"), dense_steps=1, dense_layers=1, min_tokens=0),
         lpips="no weights here",
         watch=lambda name: lambda done, total: None,
         repeats=2,

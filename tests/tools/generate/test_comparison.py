@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from residua.errors import InputError, IntegrationError
+from residua.hosts import Settings
 from residua.tools.generate.compare import compare
 from residua.tools.generate.flops import counted_passes
 from residua.tools.generate.page import STAGES
 from residua.tools.generate.run import Request, generate, parse_size
-from residua.tools.generate.sparsity import Sparsity
 
 
 def silent(name):
@@ -104,10 +104,10 @@ def test_waiting_is_a_share_of_all_timed_seconds(comparison):
     assert dataclasses.replace(both, sparse=unknown).waiting is None
 
 
-def test_a_sparsity_is_judged_before_anything_is_loaded():
+def test_settings_are_judged_before_anything_is_loaded():
     for bad in ({"density": 2.0}, {"max_error": 0.0}, {"reconstruction": "magic"}, {"quality": "best"}):
         with pytest.raises(InputError, match="wanted"):
-            Sparsity(**bad)
+            Settings(**bad)
 
 
 def test_flops_are_those_of_the_architecture(comparison):
@@ -120,21 +120,21 @@ def test_flops_are_those_of_the_architecture(comparison):
     assert linear < comparison.pflops(dense=True) * 1e15 - dense_attention < 3 * linear
 
 
-def test_sparse_alone_compares_with_nothing(pipe, request_small, sparsity):
+def test_sparse_alone_compares_with_nothing(pipe, request_small, settings):
     names = []
 
     def watch(name):
         names.append(name)
         return silent(name)
 
-    found = compare(pipe, "world", request_small, sparsity, lpips="x", watch=watch, dense=False)
+    found = compare(pipe, "world", request_small, settings, lpips="x", watch=watch, dense=False)
     assert names == ["sparse"]
     facts = found.to_dict()
     assert facts["speedup"] is None and facts["psnr"] is None and facts["dense_seconds"] is None
     assert "no dense video" in facts["not_measured"]["psnr"]
 
 
-def test_an_exception_leaves_a_dense_pipeline(pipe, request_small, sparsity):
+def test_an_exception_leaves_a_dense_pipeline(pipe, request_small, settings):
     dense = generate(pipe, request_small).frames
 
     def stopping(name):
@@ -145,12 +145,12 @@ def test_an_exception_leaves_a_dense_pipeline(pipe, request_small, sparsity):
         return step
 
     with pytest.raises(KeyboardInterrupt):
-        compare(pipe, "world", request_small, sparsity, lpips="x", watch=stopping)
+        compare(pipe, "world", request_small, settings, lpips="x", watch=stopping)
     np.testing.assert_array_equal(generate(pipe, request_small).frames, dense)
 
 
 def test_dense_settings_give_the_dense_clip(pipe, request_small):
-    everything = Sparsity(dense_steps=1.0, min_tokens=0)
+    everything = Settings(dense_steps=1.0, min_tokens=0)
     found = compare(pipe, "world", request_small, everything, lpips="x", watch=silent)
     assert found.quality.psnr is None and "identical" in found.quality.not_measured["psnr"]
     assert found.density is None and found.report.total.density_with_dense == 1.0

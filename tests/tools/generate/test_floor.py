@@ -66,18 +66,18 @@ def test_rolling_the_keys_with_their_mask_is_the_same_attention(shape):
     assert torch.equal(asked[2], k)  # a causal call has an order
 
 
-def test_a_comparison_has_its_floor_where_it_is_asked_for(pipe, request_small, sparsity):
+def test_a_comparison_has_its_floor_where_it_is_asked_for(pipe, request_small, settings):
     names = []
 
     def watch(name):
         names.append(name)
         return lambda done, total: None
 
-    found = compare(pipe, "world", request_small, sparsity, lpips="none", watch=watch, floor=True)
+    found = compare(pipe, "world", request_small, settings, lpips="none", watch=watch, floor=True)
     assert names.count("dense again") == 1
     assert found.floor.psnr > 60 and found.to_dict()["floor"]["psnr"] == found.floor.psnr
     assert found.floor.not_measured == {"lpips": "none"}
-    without = compare(pipe, "world", request_small, sparsity, lpips="none", watch=watch)
+    without = compare(pipe, "world", request_small, settings, lpips="none", watch=watch)
     assert without.floor is None and without.to_dict()["floor"] is None
 
 

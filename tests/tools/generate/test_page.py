@@ -10,9 +10,9 @@ import re
 
 import pytest
 
+from residua.hosts import Settings
 from residua.hosts.report import page as integration_page
 from residua.tools.generate.page import STAGES, comparison_page, result_files
-from residua.tools.generate.sparsity import Sparsity
 from residua.tools.reports import figure
 from residua.tools.reports.page import template_text
 
@@ -60,7 +60,7 @@ def test_the_page_tells_the_figures(comparison):
 def test_the_page_tells_the_quality_and_the_heads_that_it_made_dense(comparison):
     total = dataclasses.replace(comparison.report.total, dense_heads=7)
     named = dataclasses.replace(
-        comparison, sparsity=Sparsity(quality="fast"), report=dataclasses.replace(comparison.report, total=total)
+        comparison, settings=Settings(quality="fast"), report=dataclasses.replace(comparison.report, total=total)
     )
     page = comparison_page(named, 12, "residua demo").decode()
     assert "quality fast" in page and "7 heads ran dense" in page

@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("typer")
 from residua import Config, InputError, accelerate
-from residua.hosts import QUALITIES, Profile
+from residua.hosts import QUALITIES, Profile, Settings
 from residua.tools.generate import tune
 from residua.tools.generate.floor import MEANING
 from residua.tools.generate.run import generate
-from residua.tools.generate.sparsity import Sparsity
 from residua.tools.generate.tune import Log, Target, Trial, Unreachable, densities, setting
 from tests.support.command import run
 
@@ -53,7 +52,7 @@ def test_the_guard_follows_the_qualities():
         assert found.balance and found.density == quality.density
         assert math.isclose(found.max_error, quality.max_error, rel_tol=0.15)
     assert setting(0.5).config.max_error == 0.03 and setting(0.02).config.max_error == 0.4
-    assert setting(0.1, Sparsity(dense_steps=2)).dense_steps == 2
+    assert setting(0.1, Settings(dense_steps=2)).dense_steps == 2
 
 
 def test_targets():
@@ -65,9 +64,9 @@ def test_targets():
             Target(metric, value)
 
 
-def trial(sparsity, worst, target, cost=None) -> Trial:
-    cost = sparsity.config.density if cost is None else cost
-    return Trial(sparsity, worst, target.kept_by(worst), cost, worst, None, None, 0.1, 2.0)
+def trial(settings, worst, target, cost=None) -> Trial:
+    cost = settings.config.density if cost is None else cost
+    return Trial(settings, worst, target.kept_by(worst), cost, worst, None, None, 0.1, 2.0)
 
 
 def search(monkeypatch, worst_at, target, floor=None, tries=7):
@@ -79,13 +78,13 @@ def search(monkeypatch, worst_at, target, floor=None, tries=7):
         clips.append(requests)
         return type("Clips", (), {"requests": requests, "floor": lambda self: lowest})()
 
-    def tried(pipe, model, clips, sparsity, target, lpips, watch):
-        return trial(sparsity, worst_at(clips.requests, sparsity.config.density), target)
+    def tried(pipe, model, clips, settings, target, lpips, watch):
+        return trial(settings, worst_at(clips.requests, settings.config.density), target)
 
     lowest = {} if floor is None else {"psnr": floor}
     monkeypatch.setattr(tune, "measure_dense", dense)
     monkeypatch.setattr(tune, "try_setting", tried)
-    found = tune.tune(None, "m", ("a",), ("b",), target, Sparsity(), lpips="x", watch=silent, log=log, tries=tries)
+    found = tune.tune(None, "m", ("a",), ("b",), target, Settings(), lpips="x", watch=silent, log=log, tries=tries)
     return found, log
 
 
@@ -93,7 +92,7 @@ def test_the_cheapest_setting_that_keeps_the_target_is_verified(monkeypatch):
     found, log = search(monkeypatch, lambda where, density: 1000 * density, Target("psnr", 50))
     assert [one.config.density for one in log.trials["tuning"]] == [0.06, 0.03, 0.0424, 0.0504, 0.0462]
     cheapest = min((one for one in log.trials["tuning"] if one.kept), key=lambda one: one.cost)
-    assert found.chosen is cheapest and found.verified.sparsity is cheapest.sparsity
+    assert found.chosen is cheapest and found.verified.settings is cheapest.settings
     assert len(log.trials["held out"]) == 1
 
 
@@ -179,15 +178,14 @@ def test_tune_refuses(weights, tmp_path, monkeypatch, arguments, message):
 def test_accelerate_takes_a_profile_alone(pipe, tmp_path):
     from residua.hosts.diffusers import model_facts
 
-    profile = Profile(Config(balance=True, density=0.1), model_facts(pipe), min_tokens=0)
+    profile = Profile(Settings(Config(balance=True, density=0.1), min_tokens=0), model_facts(pipe))
     with pytest.raises(InputError, match="profile= together with density="):
         accelerate(pipe, 0.1, profile=profile)
     with pytest.raises(InputError, match="profile= together with quality= and config="):
         accelerate(pipe, quality="fast", config=Config(), profile=profile)
-    with pytest.raises(InputError, match="time_stages=True"):
-        accelerate(pipe, profile=True)
-    with pytest.raises(InputError, match="wanted the path of a file"):
-        accelerate(pipe, profile=3)
+    for wrong in (True, 3):
+        with pytest.raises(InputError, match="wanted the path of a file"):
+            accelerate(pipe, profile=wrong)
     with pytest.raises(InputError, match="cannot be read"):
         accelerate(pipe, profile=tmp_path / "nothing.toml")
     with accelerate(pipe, profile=profile, dense_steps=1) as handle:

@@ -148,18 +148,18 @@ def test_memory_of_the_method() -> None:
 
 
 def test_it_plans_what_accelerate_does() -> None:
-    from residua.hosts import QUALITIES, make_settings
+    from residua.hosts import QUALITIES, Settings
     from residua.hosts.settings import Preset
 
     preset = Preset(0.22, 0.2, 0.03, "any")
     for quality in (None, *QUALITIES):
-        plan, settings = make_plan("wan2.2", quality=quality), make_settings(preset, quality=quality)
+        plan, settings = make_plan("wan2.2", quality=quality), Settings(quality=quality).resolve(preset)
         assert plan.config == settings.config
         assert (plan.schedule.dense_steps, plan.schedule.dense_layers) == (0, 0)
         assert (settings.dense_steps, settings.dense_layers) == (0, 0)
         assert f'quality="{quality or "balanced"}"' in plan.method and plan.paper is None
-    assert make_plan("wan2.2", density=0.1).config == make_settings(preset, density=0.1).config
-    paper, settings = (make_plan("wan2.2", paper=True), make_settings(preset, config=Config.paper(density=0.22)))
+    assert make_plan("wan2.2", density=0.1).config == Settings(density=0.1).resolve(preset).config
+    paper, settings = (make_plan("wan2.2", paper=True), Settings(Config.paper(density=0.22)).resolve(preset))
     assert paper.config == settings.config and "paper" in paper.method
     assert (paper.schedule.dense_steps, paper.schedule.dense_layers) == (8, 2)
     for more in ({"paper": True}, {"density": 0.1}):

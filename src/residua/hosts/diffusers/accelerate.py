@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +10,8 @@ from typing import Any, Literal
 from ...config import Config
 from ...errors import InputError, IntegrationError
 from ...util.interrupts import uninterrupted
-from .. import ModelFacts, Profile, make_settings
+from .. import ModelFacts, Profile, Settings
+from ..settings import CHECKS
 from .components import transformers_of
 from .families import Family, family_of, is_supported
 from .families.generic import Generic
@@ -65,24 +67,45 @@ def accelerate(
     Returns:
         A handle with the report; its `remove()` restores the model.
     """
+    asked = Settings(
+        config=config,
+        density=density,
+        quality=quality,
+        method=method,
+        dense_steps=dense_steps,
+        dense_layers=dense_layers,
+        layers=layers,
+        min_tokens=min_tokens,
+    )
+    if profile is not None:
+        _alone(density=density, quality=quality, config=config, method=method)
+        tuned = _profile(profile)
+        tuned.check_model(model_facts(target, generic=generic), _source(profile))
+        given = {name: getattr(asked, name) for name in CHECKS if getattr(asked, name) is not None}
+        asked = dataclasses.replace(tuned.settings, **given)
+    return accelerate_with(
+        target, asked, scheduler=scheduler, steps=steps, replace=replace, time_stages=time_stages, generic=generic
+    )
+
+
+def accelerate_with(
+    target: Any,
+    asked: Settings,
+    *,
+    scheduler: Any = None,
+    steps: int | None = None,
+    replace: bool = False,
+    time_stages: bool = False,
+    generic: bool = False,
+) -> Handle:
+    """`accelerate` with settings that are one object; the other arguments are the same."""
     require_diffusers()
     from .attach import Attachment
     from .tracking import Offset
 
     models = transformers_of(target, generic)
     families = [_family(model, generic) for model in models.values()]
-    if profile is not None:
-        _alone(density=density, quality=quality, config=config, method=method)
-        tuned = _profile(profile)
-        tuned.check_model(model_facts(target, generic=generic), _source(profile))
-        config = tuned.config
-        dense_steps = tuned.dense_steps if dense_steps is None else dense_steps
-        dense_layers = tuned.dense_layers if dense_layers is None else dense_layers
-        min_tokens = tuned.min_tokens if min_tokens is None else min_tokens
-    wanted = [
-        make_settings(family.preset, density, config, dense_steps, dense_layers, layers, min_tokens, quality, method)
-        for family in families
-    ]
+    wanted = [asked.resolve(family.preset) for family in families]
     for model, family, settings in zip(models.values(), families, wanted, strict=True):
         if family.generic and settings.config.max_error is None:
             raise InputError(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ...errors import IntegrationError
-from .. import HostAttention, Settings
+from .. import HostAttention, ResolvedSettings
 from .families import Family, supported
 from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
 from .layer import ForwardPass, Layer
@@ -25,7 +25,7 @@ class Attachment:
         name: str,
         model: Any,
         family: Family,
-        settings: Settings,
+        settings: ResolvedSettings,
         scheduler: Callable[[], Any],
         steps: int | None,
         time_stages: bool = False,

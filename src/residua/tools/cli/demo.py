@@ -58,6 +58,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     import torch
 
     from ...config import Config
+    from ...hosts import Settings
     from ...util.files import check_folder, publish_folder
     from ..generate import require_packages
     from ..generate.compare import compare
@@ -65,7 +66,6 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     from ..generate.loading import WORLD, Placement, load
     from ..generate.page import result_files
     from ..generate.run import Request, parse_size
-    from ..generate.sparsity import Sparsity
     from ..metrics.video_quality import find_lpips
     from .progress import step_bars
     from .summary import busy, summary
@@ -78,7 +78,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
     dials = (given.density, given.max_error, given.reconstruction)
     # The default is that of `accelerate(pipe)`.
     quality = given.quality or ("balanced" if all(dial is None for dial in dials) else None)
-    sparsity = Sparsity(
+    settings = Settings(
         Config() if quality is None else None,  # the method's defaults, not a family's preset
         given.density,
         quality=quality,
@@ -99,7 +99,7 @@ def _demo(context: typer.Context, given: SimpleNamespace) -> None:
             pipe,
             name,
             request,
-            sparsity,
+            settings,
             lpips=lpips,
             watch=watch,
             dense=not given.no_dense,

@@ -106,7 +106,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
         reconstruction=given.reconstruction,
         config=given.config,
     )
-    sparsity = replace(
+    settings = replace(
         dense_parts(given),
         config=None if given.config is None else Config.from_toml(given.config),
         density=given.density,
@@ -124,7 +124,7 @@ def _generate(context: typer.Context, given: SimpleNamespace) -> None:
                 pipe,
                 given.model,
                 request,
-                sparsity,
+                settings,
                 lpips=lpips,
                 watch=watch,
                 dense=given.compare,

@@ -13,7 +13,7 @@ import typer
 from ...errors import InputError
 
 if TYPE_CHECKING:
-    from ..generate.sparsity import Sparsity
+    from ...hosts import Settings
 
 # Written out here: the modules that define them take seconds to import, and `--help` must be fast.
 RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
@@ -49,11 +49,11 @@ def clip_shape(given: SimpleNamespace) -> tuple[int | None, int | None, int | No
     return given.steps, height, width, given.frames
 
 
-def dense_parts(given: SimpleNamespace) -> Sparsity:
+def dense_parts(given: SimpleNamespace) -> Settings:
     """What stays dense: `--dense-steps`, `--dense-layers` and `--min-tokens`."""
-    from ..generate.sparsity import Sparsity
+    from ...hosts import Settings
 
-    return Sparsity(
+    return Settings(
         dense_steps=count_or_share("dense-steps", given.dense_steps),
         dense_layers=count_or_share("dense-layers", given.dense_layers),
         min_tokens=given.min_tokens,

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ...errors import InputError, IntegrationError
-from ...hosts.report.data import Report, ReportRow
+from ...hosts import Report, ReportRow
+from ...hosts.diffusers.accelerate import accelerate_with
 from ...util.files import OutputError
 from ..generate import loading
 from ..generate.compare import warm_up
@@ -133,7 +134,7 @@ class Generate:
     def _warm_up(self, pipe: Any, request: Request) -> None:
         """Once per worker, so that no row is slower for being first; also counts the FLOPs of a pass."""
         if not self._warm:
-            settings = [setting.sparsity for setting in self._job.suite.settings if setting.sparsity]
+            settings = [setting.asked for setting in self._job.suite.settings if setting.asked]
             self._linear_flops = warm_up(pipe, request, settings[0], lambda name: lambda done, total: None)
             self._warm = True
 
@@ -141,14 +142,14 @@ class Generate:
         self, report: Report | None, setting: Setting, row: Row, clip: Generation, passes: int
     ) -> dict[str, Any]:
         """What the sparse calls did; empty for dense attention, which has no report."""
-        if report is None or setting.sparsity is None:
+        if report is None or setting.asked is None:
             return {}
         timed = Timed(clip, (clip.seconds,), (clip.cpu_seconds,), (clip.waited,))
         request = self._job.suite.generation.request(row.prompt, row.seed)
         told = Comparison(
             self._job.suite.model,
             request,
-            setting.sparsity,
+            setting.asked,
             timed,
             None,
             passes,
@@ -189,11 +190,11 @@ def hardware() -> str:
 
 
 def _run(pipe: Any, setting: Setting, request: Request) -> tuple[Generation, Report | None, int]:
-    if setting.sparsity is None:
+    if setting.asked is None:
         order: AbstractContextManager[None] = another_order(pipe) if setting.is_floor else nullcontext()
         with order, counted_passes(pipe) as passes:
             return generate(pipe, request), None, passes.count
-    with setting.sparsity.accelerate(pipe, time_stages=False) as handle, counted_passes(pipe) as passes:
+    with accelerate_with(pipe, setting.asked) as handle, counted_passes(pipe) as passes:
         clip = generate(pipe, request)
         return clip, handle.report(), passes.count
 

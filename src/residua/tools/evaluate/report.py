@@ -68,7 +68,7 @@ def make_report(
 
 def worst_prompts(suite: Suite, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The prompts whose sparse clips are farthest from the dense ones, each with the clips of one seed."""
-    sparse = {setting.name for setting in suite.settings if setting.sparsity is not None}
+    sparse = {setting.name for setting in suite.settings if setting.asked is not None}
     rows = [row for row in done if row["setting"] in sparse and row["psnr"] is not None]
     means = prompt_values(rows, "psnr")
     found = []

@@ -104,7 +104,7 @@ def _speed_table(values: Values) -> Table:
 
 def _difference_table(suite: Suite, values: Values, scores: Sequence[str]) -> Table | None:
     """The difference of every two sparse settings, prompt by prompt."""
-    names = [setting.name for setting in suite.settings if setting.sparsity is not None]
+    names = [setting.name for setting in suite.settings if setting.asked is not None]
     pairs = list(itertools.combinations(names, 2))
     forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
     cells = {

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ...baselines.methods import method_names
-from ...config import Config, read_toml
+from ...config import read_toml
 from ...errors import InputError
-from ...hosts.quality import QUALITIES
+from ...hosts import QUALITIES, Settings
 from ..generate.loading import DTYPES, OFFLOADS, WORLD, looks_like_a_path
 from ..generate.run import Request, parse_size
-from ..generate.sparsity import Sparsity
 from .prompts import Prompt, read_prompts
 from .tables import TomlTable, did_you_mean
 
@@ -29,7 +28,7 @@ _NUMBERS = ("density", "max_error", "dense_steps", "dense_layers")
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to generate. `sparsity` is None for dense attention, and for the floor."""
+    """One way to generate. `asked` is None for dense attention, and for the floor."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)  # as in the suite; part of the row's id
@@ -43,12 +42,10 @@ class Setting:
         return self.name == FLOOR
 
     @property
-    def sparsity(self) -> Sparsity | None:
+    def asked(self) -> Settings | None:
         if self.is_dense or self.is_floor:
             return None
-        options = dict(self.options)
-        config = options.pop("config", None)
-        return Sparsity(config=None if config is None else Config.from_dict(config), **options)
+        return Settings.from_dict(self.options)
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Suite:
     @property
     def own_settings(self) -> list[str]:
         """The settings that are Residua's own method, not the paper's or another's."""
-        return [one.name for one in self.settings if one.sparsity is not None and one.sparsity.is_residua]
+        return [one.name for one in self.settings if one.asked is not None and one.asked.is_residua]
 
     def setting(self, name: str) -> Setting:
         return next(setting for setting in self.settings if setting.name == name)
@@ -201,7 +198,7 @@ def _settings(table: TomlTable, floor: bool) -> tuple[Setting, ...]:
             continue
         found.append(_checked(Setting(name, options)))
     table.finish()
-    if not any(setting.sparsity for setting in found):
+    if not any(setting.asked for setting in found):
         raise InputError('no setting other than dense: write, for example, [settings.balanced] quality = "balanced"')
     return tuple(found)
 
@@ -225,11 +222,8 @@ def _checked(setting: Setting) -> Setting:
     place = f"[settings.{setting.name}]"
     if not setting.options:
         raise InputError(f"{place} is empty: wanted method, quality, density or config")
-    others = [name for name in ("density", "max_error", "reconstruction", "config") if name in setting.options]
-    if "quality" in setting.options and others:
-        raise InputError(f"{place} quality together with {', '.join(others)}: a quality sets them; leave one out")
     try:
-        assert setting.sparsity is not None
+        assert setting.asked is not None
     except InputError as error:
         raise InputError(f"{place} {error}") from error
     return setting

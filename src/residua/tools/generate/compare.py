@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...hosts.diffusers import Report, accelerate
+from ...hosts import Report, Settings
+from ...hosts.diffusers import accelerate
+from ...hosts.diffusers.accelerate import accelerate_with
 from ..capture.recording import dense_on_purpose
 from ..metrics.physics import run_physics
 from ..metrics.video_quality import Lpips, VideoQuality, quality
@@ -15,7 +17,6 @@ from .floor import NAME as DENSE_AGAIN
 from .floor import measure_floor
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
-from .sparsity import Sparsity
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
 Watch = Callable[[str], Progress]  # from the name of a run to the function that receives its steps
@@ -25,7 +26,7 @@ def compare(
     pipe: Any,
     model: str,
     request: Request,
-    sparsity: Sparsity,
+    settings: Settings,
     *,
     lpips: Lpips | str,
     watch: Watch,
@@ -36,12 +37,12 @@ def compare(
 ) -> Comparison:
     """Generates dense and sparse in turn, `repeats` times, after a short untimed pass of each. With `floor`
     it runs dense once more, to measure how far two dense runs are apart."""
-    linear_flops = warm_up(pipe, request, sparsity, watch) if dense else None
+    linear_flops = warm_up(pipe, request, settings, watch) if dense else None
     dense_runs, sparse_runs = [], []
     for _ in range(repeats):
         if dense:
             dense_runs.append(generate(pipe, request, watch("dense")))
-        with sparsity.accelerate(pipe, time_stages) as handle, counted_passes(pipe) as passes:
+        with accelerate_with(pipe, settings, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
             sparse_runs.append(generate(pipe, request, watch("sparse")))
             report = handle.report()
     baseline = None
@@ -49,14 +50,14 @@ def compare(
         again = _floor(pipe, request, dense_runs[-1], lpips, watch) if floor else None
         baseline = Baseline(Timed.of(dense_runs), linear_flops, floor=again)
     sparse = Timed.of(sparse_runs)
-    return _compared(pipe, model, request, sparsity, sparse, baseline, passes.count, report, lpips)
+    return _compared(pipe, model, request, settings, sparse, baseline, passes.count, report, lpips)
 
 
 def against(
     pipe: Any,
     model: str,
     request: Request,
-    sparsity: Sparsity,
+    settings: Settings,
     baseline: Baseline,
     *,
     lpips: Lpips | str,
@@ -64,16 +65,16 @@ def against(
     time_stages: bool = False,
 ) -> Comparison:
     """One more sparse generation, compared with a dense one that exists already."""
-    with sparsity.accelerate(pipe, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
+    with accelerate_with(pipe, settings, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
         run = generate(pipe, request, steps)
         report = handle.report()
-    return _compared(pipe, model, request, sparsity, Timed.of([run]), baseline, passes.count, report, lpips)
+    return _compared(pipe, model, request, settings, Timed.of([run]), baseline, passes.count, report, lpips)
 
 
 def dense_baseline(
     pipe: Any,
     request: Request,
-    sparsity: Sparsity,
+    settings: Settings,
     watch: Watch,
     *,
     split: bool = False,
@@ -82,7 +83,7 @@ def dense_baseline(
 ) -> Baseline:
     """The dense clip. `split` also measures which part of its time is attention, in one more step; `floor`
     runs it once more to measure how far two dense clips are apart."""
-    linear_flops = warm_up(pipe, request, sparsity, watch)
+    linear_flops = warm_up(pipe, request, settings, watch)
     attention = _attention_share(pipe, request, watch) if split else None
     run = generate(pipe, request, watch("dense"))
     again = _floor(pipe, request, run, lpips, watch) if floor else None
@@ -101,14 +102,14 @@ def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:
     return min(1.0, seconds / run.seconds) if run.seconds > 0 else None
 
 
-def warm_up(pipe: Any, request: Request, sparsity: Sparsity, watch: Watch) -> int | None:
+def warm_up(pipe: Any, request: Request, settings: Settings, watch: Watch) -> int | None:
     """One step of each kind at full size, so that neither is slower for being first. Returns the FLOPs of a
     forward pass outside attention."""
     short = replace(request, steps=WARM_UP_STEPS)
     with counted_passes(pipe, with_flops=True) as passes:
         generate(pipe, short, watch("warm-up, dense"))
-    at_once = replace(sparsity, dense_steps=0, dense_layers=0)
-    with at_once.accelerate(pipe, time_stages=False):
+    at_once = replace(settings, dense_steps=0, dense_layers=0)
+    with accelerate_with(pipe, at_once):
         generate(pipe, short, watch("warm-up, sparse"))
     return passes.linear_flops
 
@@ -117,7 +118,7 @@ def _compared(
     pipe: Any,
     model: str,
     request: Request,
-    sparsity: Sparsity,
+    settings: Settings,
     sparse: Timed,
     dense: Baseline | None,
     passes: int,
@@ -129,4 +130,4 @@ def _compared(
         found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
     clip = None if dense is None else dense.timed.clip.frames
     physics = run_physics(pipe, request, sparse.clip.frames, clip)
-    return Comparison(model, request, sparsity, sparse, dense, passes, report, found, physics)
+    return Comparison(model, request, settings, sparse, dense, passes, report, found, physics)

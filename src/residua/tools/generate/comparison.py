@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from ...hosts import Report
+from ...hosts import Report, Settings
 from .. import doctor
 from ..metrics.physics import RunPhysics
 from ..metrics.video_quality import VideoQuality
 from .run import Generation, Request
-from .sparsity import Sparsity
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Comparison:
 
     model: str
     request: Request
-    sparsity: Sparsity
+    settings: Settings
     sparse: Timed
     dense: Baseline | None
     passes: int  # forward passes of the transformers in one generation
@@ -176,7 +175,7 @@ class Comparison:
             **({} if self.physics is None else {"physics": self.physics.to_dict()}),
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,
-            "quality": self.sparsity.quality,
+            "quality": self.settings.quality,
             "all_dense": self.all_dense,
             "cost": self.cost,
             "density": self.density,

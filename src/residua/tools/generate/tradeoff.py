@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import Config
 from ...errors import InputError
-from ...hosts import find_quality
+from ...hosts import Settings, find_quality
 from ...method.reconstruction import RECONSTRUCTIONS
 from ...util import json_text
 from .. import doctor
@@ -25,7 +25,6 @@ from .floor import MEANING
 from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
 from .run import Request
-from .sparsity import Sparsity
 
 OURS = "response, anchored"  # the line of this project's method
 FILES = ("compare.md", "compare.json", "compare.png")
@@ -119,10 +118,10 @@ def settings(
     densities: Sequence[float],
     partitions: Sequence[str],
     reconstructions: Sequence[str],
-    base: Sparsity,
+    base: Settings,
     max_errors: Sequence[float] = (),
     qualities: Sequence[str] = (),
-) -> list[Sparsity]:
+) -> list[Settings]:
     """Every combination, validated before anything runs. A setting with an error bound may spend the largest
     of the densities; a quality has its own partition, reconstruction and density."""
     configs = [
@@ -156,7 +155,7 @@ def rows_so_far(
     pipe: Any,
     model: str,
     requests: Sequence[Request],
-    todo: Sequence[Sparsity],
+    todo: Sequence[Settings],
     lpips: Lpips | str,
     watch: Watch,
     floor: bool = True,
@@ -165,14 +164,14 @@ def rows_so_far(
     dense run if the `floor` is wanted."""
     baselines = [dense_baseline(pipe, request, todo[0], watch, floor=floor, lpips=lpips) for request in requests]
     rows: list[Row] = []
-    for sparsity in todo:
+    for settings in todo:
         found = [
-            against(pipe, model, request, sparsity, dense, lpips=lpips, steps=watch(_name(sparsity)))
+            against(pipe, model, request, settings, dense, lpips=lpips, steps=watch(_name(settings)))
             for request, dense in zip(requests, baselines, strict=True)
         ]
         if not rows:
             rows += _dense_rows(found, baselines)
-        rows.append(_row(sparsity, found))
+        rows.append(_row(settings, found))
         yield rows, found[0].tokens
 
 
@@ -274,12 +273,12 @@ def _draw(axis: Any, x: str, y: str, line: list[Row], colour: str) -> None:
             axis.annotate(row.quality, at, xytext=(5, 4), textcoords="offset points", fontsize="small")
 
 
-def _row(sparsity: Sparsity, found: list[Comparison]) -> Row:
-    config = _config(sparsity)
+def _row(settings: Settings, found: list[Comparison]) -> Row:
+    config = _config(settings)
     return Row(
         partition=config.partition,
         reconstruction=config.reconstruction,
-        quality=sparsity.quality,
+        quality=settings.quality,
         max_error=config.max_error,
         target=config.density,
         **sparse_figures(found),
@@ -302,19 +301,19 @@ def _dense_rows(found: list[Comparison], baselines: list[Baseline]) -> list[Row]
     return [dense, replace(dense, partition=DENSE_AGAIN, speedup=None, seconds=None, physics=None, **floor)]
 
 
-def _name(sparsity: Sparsity) -> str:
-    if sparsity.quality is not None:
-        return sparsity.quality
-    config = _config(sparsity)
+def _name(settings: Settings) -> str:
+    if settings.quality is not None:
+        return settings.quality
+    config = _config(settings)
     asked = f"{config.density:g}" if config.max_error is None else f"≤{config.max_error:g}"
     return f"{asked} {config.partition} {config.reconstruction}"
 
 
-def _config(sparsity: Sparsity) -> Config:
-    if sparsity.quality is not None:
-        return find_quality(sparsity.quality).config()
-    assert sparsity.config is not None
-    return sparsity.config
+def _config(settings: Settings) -> Config:
+    if settings.quality is not None:
+        return find_quality(settings.quality).config()
+    assert settings.config is not None
+    return settings.config
 
 
 def _cell(name: str, value: Any) -> str:

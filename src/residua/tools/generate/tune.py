@@ -16,7 +16,7 @@ from typing import Any
 
 from ...config import MAX_BALANCED_DENSITY, Config
 from ...errors import InputError
-from ...hosts import QUALITIES, Profile
+from ...hosts import QUALITIES, Profile, Settings
 from ...hosts.diffusers import model_facts
 from ...hosts.quality import DEFAULT_QUALITY
 from .. import doctor
@@ -25,7 +25,6 @@ from .averages import mean
 from .compare import Watch, against, dense_baseline
 from .comparison import Baseline, Comparison, machine
 from .run import Request
-from .sparsity import Sparsity
 
 TUNING, HELD_OUT = "tuning", "held out"  # the clips for the search, and those for the check
 MIN_DENSITY = 0.02
@@ -71,7 +70,7 @@ class Unreachable(InputError):
 class Trial:
     """One setting on all prompts and seeds: the worst value of the target's metric, means of the rest."""
 
-    sparsity: Sparsity
+    settings: Settings
     worst: float  # of the target's metric; an infinite PSNR means identical videos
     kept: bool
     cost: float  # of all calls, as a share of dense attention
@@ -83,8 +82,8 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        assert self.sparsity.config is not None
-        return self.sparsity.config
+        assert self.settings.config is not None
+        return self.settings.config
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the evidence of a profile."""
@@ -136,12 +135,12 @@ class Tuned:
     log: Log
 
 
-def setting(density: float, base: Sparsity | None = None) -> Sparsity:
+def setting(density: float, base: Settings | None = None) -> Settings:
     """The shared budget of that density, with its error bound."""
     low, high = GUARDS
     guard = round(min(high, max(low, GUARD_TIMES_DENSITY / density)), 4)
     config = Config(balance=True, density=round(density, 4), max_error=guard)
-    return replace(base or Sparsity(), config=config)
+    return replace(base or Settings(), config=config)
 
 
 def densities(tries: int, kept: Callable[[float], bool]) -> Iterator[float]:
@@ -193,13 +192,13 @@ def check_floor(target: Target, floor: float | None) -> None:
 
 
 def try_setting(
-    pipe: Any, model: str, clips: Clips, sparsity: Sparsity, target: Target, lpips: Lpips | str, watch: Watch
+    pipe: Any, model: str, clips: Clips, settings: Settings, target: Target, lpips: Lpips | str, watch: Watch
 ) -> Trial:
     """One setting on all clips."""
-    assert sparsity.config is not None
-    name = f"density {sparsity.config.density:g}"
+    assert settings.config is not None
+    name = f"density {settings.config.density:g}"
     found = [
-        against(pipe, model, request, sparsity, dense, lpips=lpips, steps=watch(name))
+        against(pipe, model, request, settings, dense, lpips=lpips, steps=watch(name))
         for request, dense in zip(clips.requests, clips.baselines, strict=True)
     ]
     if found[0].all_dense is not None:
@@ -208,7 +207,7 @@ def try_setting(
         )
     worst = target.worst([_measured(one, target) for one in found])
     return Trial(
-        sparsity,
+        settings,
         worst,
         target.kept_by(worst),
         cost=_total_cost(found),
@@ -226,7 +225,7 @@ def tune(
     tuning: Sequence[Request],
     held_out: Sequence[Request],
     target: Target,
-    base: Sparsity,
+    base: Settings,
     *,
     lpips: Lpips | str,
     watch: Watch,
@@ -259,8 +258,8 @@ def tune(
         log.floors[where] = clips.floor()
         return clips
 
-    def trial(where: str, clips: Clips, sparsity: Sparsity) -> Trial:
-        return log.add(where, try_setting(pipe, model, clips, sparsity, target, lpips, watch))
+    def trial(where: str, clips: Clips, settings: Settings) -> Trial:
+        return log.add(where, try_setting(pipe, model, clips, settings, target, lpips, watch))
 
     clips = dense(TUNING, tuning)
     check_floor(target, log.floors[TUNING].get(target.metric))
@@ -272,7 +271,7 @@ def tune(
         raise Unreachable(_missed(target, log))
     others = dense(HELD_OUT, held_out)
     for chosen in kept:
-        verified = trial(HELD_OUT, others, chosen.sparsity)
+        verified = trial(HELD_OUT, others, chosen.settings)
         if verified.kept:
             return Tuned(target, chosen, verified, log)
     best = _best(target, log.trials[HELD_OUT])
@@ -284,7 +283,6 @@ def tune(
 
 def make_profile(pipe: Any, model: str, tuned: Tuned, facts: dict[str, Any]) -> Profile:
     """The chosen setting as a profile, with its evidence."""
-    chosen = tuned.chosen.sparsity
     evidence = {
         "target": str(tuned.target),
         "metric": tuned.target.metric,
@@ -300,14 +298,7 @@ def make_profile(pipe: Any, model: str, tuned: Tuned, facts: dict[str, Any]) -> 
         "machine": machine()["cpu"],
         "gpus": machine()["gpus"],
     }
-    return Profile(
-        tuned.chosen.config,
-        model_facts(pipe, model),
-        chosen.dense_steps,
-        chosen.dense_layers,
-        chosen.min_tokens,
-        evidence,
-    )
+    return Profile(tuned.chosen.settings, model_facts(pipe, model), evidence)
 
 
 def _best(target: Target, trials: Sequence[Trial]) -> Trial:

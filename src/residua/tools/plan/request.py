@@ -9,7 +9,8 @@ from typing import Any
 
 from ...config import Config
 from ...errors import InputError
-from ...hosts.quality import DEFAULT_QUALITY, find_quality
+from ...hosts import Preset, ResolvedSettings, Settings
+from ...hosts.quality import find_quality
 from ...util.spelling import did_you_mean
 from . import cost
 from .aliases import ALIASES
@@ -54,13 +55,14 @@ def make_plan(
     architecture = find_model(model)
     machine = find_machine(gpu)
     offload = find_offload(offload)
-    config, method = _method(architecture, density, quality, paper)
+    settings, method = _settings(architecture, density, quality, paper)
+    config = settings.config
     pixels = architecture.size if size is None else _parse_size(size)
     frames = _whole("frames", architecture.frames if frames is None else frames, MAX_FRAMES)
     steps = _whole("steps", architecture.steps if steps is None else steps, MAX_STEPS)
     grid = _grid(architecture, pixels, frames)
     tokens = math.prod(grid)
-    first_dense = (architecture.dense_steps, architecture.dense_layers) if paper else (0, 0)
+    first_dense = (settings.dense_steps, settings.dense_layers)
     forward = cost.count_forward(architecture, tokens)
     schedule = cost.schedule_calls(architecture, steps, tokens, config.density, first_dense)
     call = cost.count_call(architecture, forward, tokens, config, machine.value_bytes)
@@ -107,20 +109,23 @@ def make_plan(
     )
 
 
-def _method(model: Architecture, density: float | None, quality: str | None, paper: bool) -> tuple[Config, str]:
-    """The config to plan, and its name."""
+def _settings(
+    model: Architecture, density: float | None, quality: str | None, paper: bool
+) -> tuple[ResolvedSettings, str]:
+    """The settings to plan, and their name."""
     if quality is not None and (paper or density is not None):
         other = "paper" if paper else "density"
         raise InputError(f"quality={quality!r} together with {other}: a quality sets both; leave one out")
+    preset = Preset(model.density, model.dense_steps, model.dense_layers, model.name)
+    found = Settings(density=density, quality=quality, method="paper" if paper else None).resolve(preset)
     if paper:
-        config = Config.paper(density=model.density if density is None else density)
-        return config, (
-            f"the paper's method, {config.density:.0%} of the pairs (accelerate(pipe, config=Config.paper()))"
+        return found, (
+            f"the paper's method, {found.config.density:.0%} of the pairs (accelerate(pipe, config=Config.paper()))"
         )
     if density is not None:
-        return Config(density=density), (f"a fixed density of {density:g} (accelerate(pipe, density={density:g}))")
-    wanted = find_quality(DEFAULT_QUALITY if quality is None else quality)
-    return wanted.config(), (
+        return found, f"a fixed density of {density:g} (accelerate(pipe, density={density:g}))"
+    wanted = find_quality(found.quality)
+    return found, (
         f'quality "{wanted.name}": a shared budget of {wanted.density:.0%} of dense attention; its guard of '
         f"{wanted.max_error:g} may spend more on hard heads, which is not planned; no step and no layer is "
         f'dense by rule (accelerate(pipe, quality="{wanted.name}"))'

@@ -13,6 +13,7 @@ import numpy as np
 
 from ....baselines.methods import find_method
 from ....errors import InputError
+from ....hosts import Settings
 from ....util.json_text import is_finite
 from ...metrics.physics import PhysicsRow
 from ...metrics.vbench import DIMENSIONS, installed, vbench_clip
@@ -22,7 +23,6 @@ from ..compare import Watch, against, dense_baseline
 from ..comparison import Baseline, Comparison
 from ..floor import NAME as DENSE_AGAIN
 from ..run import Request
-from ..sparsity import Sparsity
 from ..videos import encode_mp4, to_pixels
 
 DENSE = "dense"
@@ -97,7 +97,7 @@ def measure(
     pipe: Any,
     model: str,
     requests: Sequence[Request],
-    settings: Mapping[str, Sparsity],
+    settings: Mapping[str, Settings],
     lpips: Lpips | str,
     watch: Watch,
     *,
@@ -128,9 +128,9 @@ def measure(
     missing: dict[str, str] = {} if pbench else {"PBench": NO_PBENCH}
     clips = {DENSE: baselines[0].timed.clip.frames}
     rows: list[MethodRow] = []
-    for name, sparsity in settings.items():
+    for name, asked in settings.items():
         found = [
-            against(pipe, model, request, sparsity, dense, lpips=lpips, steps=watch(name), time_stages=time_stages)
+            against(pipe, model, request, asked, dense, lpips=lpips, steps=watch(name), time_stages=time_stages)
             for request, dense in zip(requests, baselines, strict=True)
         ]
         if not rows:

@@ -88,7 +88,14 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
-        """From plain values, as a suite names them; `config` is a table."""
+        """The settings that a file names.
+
+        Args:
+            values: Plain values by name; `config` is a table.
+
+        Returns:
+            The settings; `InputError` names a value that is not valid.
+        """
         config = values.get("config")
         return cls(**{**values, "config": None if config is None else Config.from_dict(config)})
 
@@ -114,6 +121,9 @@ class Settings:
 
         Args:
             preset: The values of the model's family.
+
+        Returns:
+            The settings of one transformer.
         """
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         if all(given[name] is None for name in ("config", *DIALS, "quality", "method")):

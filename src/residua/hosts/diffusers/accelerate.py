@@ -67,6 +67,8 @@ def accelerate(
     Returns:
         A handle with the report; its `remove()` restores the model.
     """
+    if profile is not None:
+        _alone(density=density, quality=quality, config=config, method=method)
     asked = Settings(
         config=config,
         density=density,
@@ -78,7 +80,6 @@ def accelerate(
         min_tokens=min_tokens,
     )
     if profile is not None:
-        _alone(density=density, quality=quality, config=config, method=method)
         tuned = _profile(profile)
         tuned.check_model(model_facts(target, generic=generic), _source(profile))
         given = {name: getattr(asked, name) for name in CHECKS if getattr(asked, name) is not None}

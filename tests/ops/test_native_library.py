@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 import subprocess
@@ -149,15 +150,25 @@ def test_arguments_are_built_by_keyword_and_completely():
 
 @needs_library
 def test_a_library_whose_structs_differ_is_not_used(monkeypatch):
-    class Longer(abi.Args):
-        _fields_ = (*abi.KmeansArgs._fields_, ("more", abi.c_int64))
-
-    place = abi.STRUCTS.index(abi.KmeansArgs)
-    folder = Path(abi.__file__).parent
-    monkeypatch.setattr(abi, "STRUCTS", (*abi.STRUCTS[:place], Longer, *abi.STRUCTS[place + 1 :]))
-    assert "Longer has 88 bytes in the native library, 96 in this package" in str(library.Library(folder).missing)
-    monkeypatch.setattr(abi, "STRUCTS", abi.STRUCTS[:-1])
+    folder, structs = Path(abi.__file__).parent, abi.structs()
+    monkeypatch.setattr(abi, "structs", lambda: structs | {"KmeansArgs": 96})
+    assert "KmeansArgs has 88 bytes in the native library, 96 in this package" in str(library.Library(folder).missing)
+    monkeypatch.setattr(abi, "structs", lambda: dict(list(structs.items())[:-1]))
     assert "reinstall" in str(library.Library(folder).missing)
+
+
+def test_fields_have_the_names_and_types_of_the_header():
+    header = re.sub(r"//.*", "", (Path(abi.__file__).parent / "src" / "abi.h").read_text())
+    kinds = {"int64_t": abi.c_int64, "int32_t": abi.c_int32, "float": abi.c_float, "double": abi.c_double}
+    structs = {kind.__name__: kind for kind in abi.Args.__subclasses__()}
+    for name, kind in structs.items():
+        (body,) = re.findall(rf"struct {name} {{(.*?)}};", header, re.DOTALL)
+        found = []
+        for statement in filter(None, map(str.strip, body.split(";"))):
+            typename, names = statement.removeprefix("const ").split(None, 1)
+            field = abi.c_void_p if typename.endswith("*") else kinds.get(typename) or structs[typename]
+            found += [(each.strip(), field) for each in names.split(",")]
+        assert list(kind._fields_) == found, name
 
 
 @needs_library

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-VERSION = 7
+VERSION = 8
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the numbers that the library takes
 
 
@@ -203,14 +203,12 @@ class PeaksArgs(Args):
 
 class ChooseArgs(Args):
     _fields_ = (
-        *_fields(c_int64, "heads shares query_groups kv_groups single merged"),
+        *_fields(c_int64, "heads heads_per_kv query_groups kv_groups single merged"),
         *_fields(c_void_p, "log_mass cells query_offsets kv_offsets near wanted slots slot_mass share"),
     )
 
 
-# In the order of `kStructs` in `src/abi.cpp`, whose sizes `library.py` compares with these.
-STRUCTS: tuple[type[Args], ...] = (
-    View, Groups, Shape, AttendArgs, RowsArgs, MassArgs, SlotsArgs, CovarianceArgs, KmeansArgs, MeansArgs,
-    GatherArgs, ProjectArgs, AffineArgs, EigenArgs, FitArgs, FiniteArgs, SortArgs, MomentArgs, CentralArgs,
-    SpendArgs, MatmulArgs, DirectionsArgs, PeaksArgs, ChooseArgs,
-)  # fmt: skip
+
+def structs() -> dict[str, int]:
+    """Names and sizes of the structs above, which must be those of the library."""
+    return {kind.__name__: ctypes.sizeof(kind) for kind in Args.__subclasses__()}

@@ -88,13 +88,14 @@ def _check_interface(cdll: ctypes.CDLL) -> None:
         raise BackendError(
             f"the native library speaks version {version}, this package {abi.VERSION}; reinstall residua"
         )
-    cdll.residua_struct_size.restype = ctypes.c_int64
-    for number, kind in enumerate((*abi.STRUCTS, None)):
-        wanted, got = (ctypes.sizeof(kind) if kind else 0), cdll.residua_struct_size(number)
-        if got != wanted:
-            name = kind.__name__ if kind else f"struct {number}"
+    cdll.residua_structs.restype = ctypes.c_char_p
+    names, sizes = (field := cdll.residua_structs().decode().split())[::2], field[1::2]
+    wanted, got = abi.structs(), dict(zip(names, map(int, sizes), strict=True))
+    for name in sorted(wanted.keys() | got.keys()):
+        if wanted.get(name, 0) != got.get(name, 0):
             raise BackendError(
-                f"{name} has {got} bytes in the native library, {wanted} in this package; reinstall residua"
+                f"{name} has {got.get(name, 0)} bytes in the native library, {wanted.get(name, 0)} in this package; "
+                "reinstall residua"
             )
 
 

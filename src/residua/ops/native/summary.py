@@ -36,7 +36,7 @@ class NativeSummary(NativeBase):
         slot_mass = new_floats(batch, heads, query_groups, single + merged)
         args = abi.ChooseArgs(
             heads=batch * heads,
-            shares=heads // kv_offsets.shape[1],
+            heads_per_kv=heads // kv_offsets.shape[1],
             query_groups=query_groups,
             kv_groups=kv_groups,
             single=single,

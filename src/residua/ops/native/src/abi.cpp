@@ -2,6 +2,7 @@
 #include "dispatch.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -114,9 +115,7 @@ constexpr int64_t kRowsPerTask = 960;  // of projections, corrections and assign
 Status lloyd_step(const KmeansArgs& a, const Kernels& kernels, int64_t threads, int64_t* order,
                   int64_t* offsets) {
   Status status = over_parts(threads, a.heads, a.tokens, kRowsPerTask, kernels.assign_scratch(a),
-                             [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                               kernels.assign(a, head, begin, end, scratch);
-                             });
+                             with_args(kernels.assign_task, a));
   if (status != kOk) return status;
   status = parallel(threads, a.heads, 0, [&](int64_t head, void*) {
     int64_t* edges = offsets + head * (a.groups + 1);
@@ -124,14 +123,10 @@ Status lloyd_step(const KmeansArgs& a, const Kernels& kernels, int64_t threads, 
     for (int64_t c = 0; c < a.groups; c++) a.sizes[head * a.groups + c] = edges[c + 1] - edges[c];
   });
   if (status != kOk) return status;
-  MeansArgs m{};
-  m.shape = {1, a.heads, a.heads, a.tokens, 0, a.rank, 0};
-  m.groups = {order, offsets, a.tokens, a.groups};
-  m.x = {const_cast<float*>(a.x), 0, a.tokens * a.rank, a.rank};
-  m.means = a.means;
+  const MeansArgs m = means_args(a.x, a.heads, a.tokens, a.rank, a.groups, order, offsets, a.means);
   return over_parts(threads, a.heads, a.groups, kGroupsPerTask, 2 * padded(a.rank) * sizeof(float),
                     [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                      kernels.means(m, head, begin, end, scratch);
+                      kernels.means_task(m, head, begin, end, scratch);
                       keep_empty(a, head, begin, end);
                     });
 }
@@ -154,94 +149,6 @@ constexpr int64_t kMixColumns = 4 * kTile;  // whole panels
 constexpr int64_t kWaveFloats = 8 << 20;    // of pool covariances that are held at once
 constexpr int64_t kPoolTasks = 32;          // of a head, about: pools differ in size
 
-}  // namespace
-}  // namespace residua
-
-using namespace residua;
-
-RESIDUA_EXPORT int32_t residua_abi_version() { return kAbiVersion; }
-
-// The size of a struct of the interface, in the order of `STRUCTS` in `abi.py`; 0 past the last one.
-RESIDUA_EXPORT int64_t residua_struct_size(int32_t number) {
-  static constexpr int64_t kStructs[] = {
-      sizeof(View),        sizeof(Groups),         sizeof(Shape),      sizeof(AttendArgs), sizeof(RowsArgs),
-      sizeof(MassArgs),    sizeof(SlotsArgs),      sizeof(CovarianceArgs), sizeof(KmeansArgs), sizeof(MeansArgs),
-      sizeof(GatherArgs),  sizeof(ProjectArgs),    sizeof(AffineArgs), sizeof(EigenArgs),  sizeof(FitArgs),
-      sizeof(FiniteArgs),  sizeof(SortArgs),       sizeof(MomentArgs), sizeof(CentralArgs), sizeof(SpendArgs),
-      sizeof(MatmulArgs),  sizeof(DirectionsArgs), sizeof(PeaksArgs),  sizeof(ChooseArgs),
-  };
-  constexpr int32_t count = sizeof(kStructs) / sizeof(kStructs[0]);
-  return number >= 0 && number < count ? kStructs[number] : 0;
-}
-
-RESIDUA_EXPORT void residua_poison(int32_t byte) { poison_byte = byte; }
-
-// The name of an instruction set (0 is the best), or null where it cannot run.
-RESIDUA_EXPORT const char* residua_isa(int32_t isa) {
-  const Kernels* kernels = kernels_of(isa);
-  return kernels ? kernels->name : nullptr;
-}
-
-RESIDUA_EXPORT int32_t residua_attend(const AttendArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const Shape& s = a->shape;
-    if (!sound(a->query, s.batch * s.heads) || !sound(a->kv, s.batch * s.kv_heads)) return kBadPartition;
-    clear_ungrouped(*a);
-    const std::vector<AttendTask> tasks = attend_tasks(*a);
-    int64_t rows = 1;
-    for (const AttendTask& task : tasks) rows = std::max(rows, task.end - task.begin);
-    return parallel(threads, tasks.size(), kernels.attend_scratch(s, rows, a->rank),
-                    [&](int64_t i, void* scratch) { kernels.attend(*a, tasks[i], scratch); });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_attend_rows(const RowsArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const Shape& s = a->shape;
-    const int64_t listed = a->order ? s.batch * s.kv_heads * s.keys : 0;
-    const auto known = [&](int64_t token) { return token >= 0 && token < s.keys; };
-    if (!std::all_of(a->order, a->order + listed, known)) return kBadPartition;
-    const int64_t blocks = s.batch * s.heads * ((s.queries + a->block_rows - 1) / a->block_rows);
-    const size_t scratch_bytes = kernels.attend_scratch(s, std::min(s.queries, a->block_rows), 0);
-    const Status status = parallel(threads, blocks * a->chunks, scratch_bytes,
-                                   [&](int64_t i, void* scratch) { kernels.rows(*a, i, scratch); });
-    if (status != kOk) return status;
-    return parallel(threads, blocks, 0, [&](int64_t i, void*) { kernels.rows_merge(*a, i); });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_cell_mass(const MassArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const int64_t heads = a->shape.batch * a->shape.kv_heads;
-    if (!sound(a->kv, heads)) return kBadPartition;
-    const int64_t parts = (a->kv.groups + a->task_groups - 1) / a->task_groups;
-    return parallel(threads, heads * parts, kernels.mass_scratch(*a),
-                    [&](int64_t i, void* scratch) { kernels.mass(*a, i, scratch); });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_slot_means(const SlotsArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const Shape& s = a->shape;
-    const int64_t heads = s.batch * s.kv_heads;
-    const int32_t* end = a->slots + heads * s.queries * a->kv.groups;
-    const bool inside = std::all_of(a->slots, end, [&](int32_t slot) { return slot < a->count; });
-    const int64_t named = a->near ? heads * a->kv.groups : 0;
-    if (!std::all_of(a->near, a->near + named, [&](int64_t slot) { return slot >= 0 && slot < a->count; })) {
-      return kBadPartition;
-    }
-    if (!inside || !sound(a->kv, heads)) return kBadPartition;
-    if (!a->count) return kOk;  // then there are no outputs, and no memory for them
-    const int64_t part = slot_anchors(*a, std::max(threads, 1));
-    return over_parts(threads, heads, s.queries, part, kernels.slots_scratch(*a, part),
-                      [&](int64_t head, int64_t begin, int64_t stop, void* scratch) {
-                        kernels.slots(*a, head, begin, stop, scratch);
-                      });
-  });
-}
-
-namespace {
-
 // The members of every pool and the shares of the pools; false if a group names no pool.
 bool sort_into_pools(const CovarianceArgs& a, std::vector<int64_t>& members, std::vector<int64_t>& starts,
                      std::vector<float>& share) {
@@ -263,102 +170,148 @@ bool sort_into_pools(const CovarianceArgs& a, std::vector<int64_t>& members, std
 }
 
 }  // namespace
+}  // namespace residua
+
+using namespace residua;
+
+RESIDUA_EXPORT int32_t residua_abi_version() { return kAbiVersion; }
+
+// Names and sizes of the structs of the interface: "View 32 Groups 32 ...".
+RESIDUA_EXPORT const char* residua_structs() {
+#define RESIDUA_SIZE(name) #name " " + std::to_string(sizeof(name)) + " " +
+  static const std::string found = RESIDUA_STRUCTS(RESIDUA_SIZE) std::string();
+#undef RESIDUA_SIZE
+  return found.c_str();
+}
+
+RESIDUA_EXPORT void residua_poison(int32_t byte) { poison_byte = byte; }
+
+// The name of an instruction set (0 is the best), or null where it cannot run.
+RESIDUA_EXPORT const char* residua_isa(int32_t isa) {
+  const Kernels* kernels = kernels_of(isa);
+  return kernels ? kernels->isa : nullptr;
+}
+
+RESIDUA_PRIMITIVE(attend, AttendArgs) {
+  const Shape& s = a.shape;
+  if (!sound(a.query, s.batch * s.heads) || !sound(a.kv, s.batch * s.kv_heads)) return kBadPartition;
+  clear_ungrouped(a);
+  const std::vector<AttendTask> tasks = attend_tasks(a);
+  int64_t rows = 1;
+  for (const AttendTask& task : tasks) rows = std::max(rows, task.end - task.begin);
+  return parallel(threads, tasks.size(), kernels.attend_scratch(s, rows, a.rank),
+                  [&](int64_t i, void* scratch) { kernels.attend_task(a, tasks[i], scratch); });
+}
+
+RESIDUA_PRIMITIVE(attend_rows, RowsArgs) {
+  const Shape& s = a.shape;
+  const int64_t listed = a.order ? s.batch * s.kv_heads * s.keys : 0;
+  const auto known = [&](int64_t token) { return token >= 0 && token < s.keys; };
+  if (!std::all_of(a.order, a.order + listed, known)) return kBadPartition;
+  const int64_t blocks = s.batch * s.heads * ((s.queries + a.block_rows - 1) / a.block_rows);
+  const size_t scratch_bytes = kernels.attend_scratch(s, std::min(s.queries, a.block_rows), 0);
+  const Status status = parallel(threads, blocks * a.chunks, scratch_bytes, with_args(kernels.rows_task, a));
+  if (status != kOk) return status;
+  return parallel(threads, blocks, 0, [&](int64_t i, void*) { kernels.rows_merge(a, i); });
+}
+
+RESIDUA_PRIMITIVE(cell_mass, MassArgs) {
+  const int64_t heads = a.shape.batch * a.shape.kv_heads;
+  if (!sound(a.kv, heads)) return kBadPartition;
+  const int64_t parts = (a.kv.groups + a.task_groups - 1) / a.task_groups;
+  return parallel(threads, heads * parts, kernels.mass_scratch(a), with_args(kernels.mass_task, a));
+}
+
+RESIDUA_PRIMITIVE(slot_means, SlotsArgs) {
+  const Shape& s = a.shape;
+  const int64_t heads = s.batch * s.kv_heads;
+  const int32_t* end = a.slots + heads * s.queries * a.kv.groups;
+  const bool inside = std::all_of(a.slots, end, [&](int32_t slot) { return slot < a.count; });
+  const int64_t named = a.near ? heads * a.kv.groups : 0;
+  if (!std::all_of(a.near, a.near + named, [&](int64_t slot) { return slot >= 0 && slot < a.count; })) {
+    return kBadPartition;
+  }
+  if (!inside || !sound(a.kv, heads)) return kBadPartition;
+  if (!a.count) return kOk;  // then there are no outputs, and no memory for them
+  const int64_t part = slot_anchors(a, std::max<int64_t>(threads, 1));
+  return over_parts(threads, heads, s.queries, part, kernels.slots_scratch(a, part),
+                    with_args(kernels.slots_task, a));
+}
 
 // A few heads at a time: the covariances of all pools of many heads would be the largest thing in memory.
-RESIDUA_EXPORT int32_t residua_mixed_covariance(const CovarianceArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const Shape& s = a->shape;
-    const int64_t heads = s.batch * s.kv_heads, columns = a->rank * (s.value_dim + 1);
-    if (!sound(a->kv, heads)) return kBadPartition;
-    std::vector<int64_t> members, starts;
-    std::vector<float> share;
-    if (!sort_into_pools(*a, members, starts, share)) return kBadPartition;
-    const Pools pools{members.data(), starts.data(), share.data(), a->pools};
-    const int64_t floats = pools.count * round_up(columns, kTile);
-    const int64_t part = std::max<int64_t>(1, pools.count / kPoolTasks);
-    const int64_t wave = std::clamp<int64_t>(kWaveFloats / std::max<int64_t>(1, floats), 1, heads);
-    const Memory panels = allocate(wave * floats * sizeof(float));
-    if (!panels) return kNoMemory;
-    float* all = static_cast<float*>(panels.get());
-    for (int64_t base = 0; base < heads; base += wave) {
-      const int64_t count = std::min(wave, heads - base);
-      Status status = over_parts(threads, count, pools.count, part, kernels.covariance_scratch(*a),
-                                 [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                                   kernels.covariance(*a, pools, base + head, begin, end, all + head * floats,
-                                                      scratch);
-                                 });
-      if (status != kOk) return status;
-      status = over_parts(threads, count, columns, kMixColumns, 0,
-                          [&](int64_t head, int64_t begin, int64_t end, void*) {
-                            kernels.mix(*a, pools, base + head, begin, end, all + head * floats);
-                          });
-      if (status != kOk) return status;
-    }
-    return kOk;
-  });
+RESIDUA_PRIMITIVE(mixed_covariance, CovarianceArgs) {
+  const Shape& s = a.shape;
+  const int64_t heads = s.batch * s.kv_heads, columns = a.rank * (s.value_dim + 1);
+  if (!sound(a.kv, heads)) return kBadPartition;
+  std::vector<int64_t> members, starts;
+  std::vector<float> share;
+  if (!sort_into_pools(a, members, starts, share)) return kBadPartition;
+  const Pools pools{members.data(), starts.data(), share.data(), a.pools};
+  const int64_t floats = pools.count * round_up(columns, kTile);
+  const int64_t part = std::max<int64_t>(1, pools.count / kPoolTasks);
+  const int64_t wave = std::clamp<int64_t>(kWaveFloats / std::max<int64_t>(1, floats), 1, heads);
+  const Memory panels = allocate(wave * floats * sizeof(float));
+  if (!panels) return kNoMemory;
+  float* all = static_cast<float*>(panels.get());
+  for (int64_t base = 0; base < heads; base += wave) {
+    const int64_t count = std::min(wave, heads - base);
+    Status status =
+        over_parts(threads, count, pools.count, part, kernels.covariance_scratch(a),
+                   [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                     kernels.covariance_task(a, pools, base + head, begin, end, all + head * floats, scratch);
+                   });
+    if (status != kOk) return status;
+    status = over_parts(threads, count, columns, kMixColumns, 0,
+                        [&](int64_t head, int64_t begin, int64_t end, void*) {
+                          kernels.mix_task(a, pools, base + head, begin, end, all + head * floats);
+                        });
+    if (status != kOk) return status;
+  }
+  return kOk;
 }
 
-RESIDUA_EXPORT int32_t residua_kmeans(const KmeansArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    std::vector<int64_t> order(a->heads * a->tokens), offsets(a->heads * (a->groups + 1));
-    std::vector<float> centres(a->centres, a->centres + a->heads * a->groups * a->rank);
-    KmeansArgs step = *a;
-    step.centres = centres.data();
-    for (int64_t i = 0; i < a->steps; i++) {
-      if (i) std::copy_n(a->means, centres.size(), centres.data());
-      const Status status = lloyd_step(step, kernels, threads, order.data(), offsets.data());
-      if (status != kOk) return status;
-      if (std::equal(centres.begin(), centres.end(), a->means)) break;  // further steps change nothing
-    }
-    return kOk;
-  });
+RESIDUA_PRIMITIVE(kmeans, KmeansArgs) {
+  std::vector<int64_t> order(a.heads * a.tokens), offsets(a.heads * (a.groups + 1));
+  std::vector<float> centres(a.centres, a.centres + a.heads * a.groups * a.rank);
+  KmeansArgs step = a;
+  step.centres = centres.data();
+  for (int64_t i = 0; i < a.steps; i++) {
+    if (i) std::copy_n(a.means, centres.size(), centres.data());
+    const Status status = lloyd_step(step, kernels, threads, order.data(), offsets.data());
+    if (status != kOk) return status;
+    if (std::equal(centres.begin(), centres.end(), a.means)) break;  // further steps change nothing
+  }
+  return kOk;
 }
 
-RESIDUA_EXPORT int32_t residua_group_means(const MeansArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const int64_t heads = a->shape.batch * a->shape.heads;
-    if (!sound(a->groups, heads)) return kBadPartition;
-    const size_t scratch_bytes = 2 * padded(a->shape.dim) * sizeof(float);
-    return over_parts(threads, heads, a->groups.groups, kGroupsPerTask, scratch_bytes,
-                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                        kernels.means(*a, head, begin, end, scratch);
-                      });
-  });
+RESIDUA_PRIMITIVE(group_means, MeansArgs) {
+  const int64_t heads = a.shape.batch * a.shape.heads;
+  if (!sound(a.groups, heads)) return kBadPartition;
+  return over_parts(threads, heads, a.groups.groups, kGroupsPerTask, 2 * padded(a.shape.dim) * sizeof(float),
+                    with_args(kernels.means_task, a));
 }
 
-RESIDUA_EXPORT int32_t residua_gather_rows(const GatherArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels&) {
-    const int64_t count = a->batch * a->heads * a->rows;
-    const bool inside = std::all_of(a->order, a->order + count,
-                                    [&](int64_t token) { return token >= 0 && token < a->tokens; });
-    if (!inside) return kBadPartition;
-    return over_parts(threads, a->batch * a->heads, a->rows, kGatherRows, 0,
-                      [&](int64_t head, int64_t begin, int64_t end, void*) {
-                        const char* x = static_cast<const char*>(a->x.data) + head / a->heads * a->x.batch +
-                                        head % a->heads * a->x.head;
-                        for (int64_t i = head * a->rows + begin; i < head * a->rows + end; i++) {
-                          std::copy_n(x + a->order[i] * a->x.row, a->row_bytes, a->out + i * a->row_bytes);
-                        }
-                      });
-  });
+RESIDUA_PRIMITIVE(gather_rows, GatherArgs) {
+  const int64_t count = a.batch * a.heads * a.rows;
+  const bool inside =
+      std::all_of(a.order, a.order + count, [&](int64_t token) { return token >= 0 && token < a.tokens; });
+  if (!inside) return kBadPartition;
+  return over_parts(threads, a.batch * a.heads, a.rows, kGatherRows, 0,
+                    [&](int64_t head, int64_t begin, int64_t end, void*) {
+                      const char* x = static_cast<const char*>(a.x.data) + head / a.heads * a.x.batch +
+                                      head % a.heads * a.x.head;
+                      for (int64_t i = head * a.rows + begin; i < head * a.rows + end; i++) {
+                        std::copy_n(x + a.order[i] * a.x.row, a.row_bytes, a.out + i * a.row_bytes);
+                      }
+                    });
 }
 
-RESIDUA_EXPORT int32_t residua_project(const ProjectArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    return over_parts(threads, a->shape.batch * a->shape.heads, a->shape.queries, kRowsPerTask,
-                      kernels.project_scratch(*a),
-                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                        kernels.project(*a, head, begin, end, scratch);
-                      });
-  });
+RESIDUA_PRIMITIVE(project, ProjectArgs) {
+  return over_parts(threads, a.shape.batch * a.shape.heads, a.shape.queries, kRowsPerTask,
+                    kernels.project_scratch(a), with_args(kernels.project_task, a));
 }
 
-RESIDUA_EXPORT int32_t residua_add_affine(const AffineArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    return over_parts(threads, a->shape.batch * a->shape.heads, a->shape.queries, kRowsPerTask,
-                      kernels.affine_scratch(*a),
-                      [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                        kernels.affine(*a, head, begin, end, scratch);
-                      });
-  });
+RESIDUA_PRIMITIVE(add_affine, AffineArgs) {
+  return over_parts(threads, a.shape.batch * a.shape.heads, a.shape.queries, kRowsPerTask,
+                    kernels.affine_scratch(a), with_args(kernels.affine_task, a));
 }

@@ -1,12 +1,12 @@
-// The C interface: plain structs that `abi.py` mirrors field by field, and the table of kernels that each
-// instruction set fills in. Nothing here depends on an instruction set.
+// The C interface: plain structs that `abi.py` mirrors field by field, and the list of kernels that each instruction
+// set compiles. Nothing here depends on an instruction set.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace residua {
 
-constexpr int kAbiVersion = 7;
+constexpr int kAbiVersion = 8;
 
 enum Dtype : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum Status : int32_t { kOk = 0, kNoMemory = 1, kBadPartition = 2, kBadIsa = 3 };
@@ -93,12 +93,12 @@ struct SlotsArgs {
 
 // Which slot every skipped group of a query group gets.
 struct ChooseArgs {
-  int64_t heads, shares, query_groups, kv_groups, single, merged;  // heads = B x H, `shares` to a K/V head
+  int64_t heads, heads_per_kv, query_groups, kv_groups, single, merged;  // heads = B x H
   const float* log_mass;         // [heads, Cq, Ck]
   const uint8_t* cells;          // [heads, Cq, Ck]
   const int64_t* query_offsets;  // [heads, Cq + 1]
-  const int64_t* kv_offsets;     // [heads / shares, Ck + 1]
-  const int64_t* near;           // [heads / shares, Ck]
+  const int64_t* kv_offsets;     // [heads / heads_per_kv, Ck + 1]
+  const int64_t* near;           // [heads / heads_per_kv, Ck]
   const uint8_t* wanted;         // [heads]
   int32_t* slots;                // [heads, Cq, Ck]
   float* slot_mass;              // [heads, Cq, single + merged]
@@ -263,6 +263,14 @@ struct SpendArgs {
   uint8_t* cells;              // [budgets, heads, Cq, Ck]
 };
 
+// Every struct that crosses the interface once: `abi.py` compares names and sizes with its own when it loads.
+#define RESIDUA_STRUCTS(STRUCT)                                                                                 \
+  STRUCT(View) STRUCT(Groups) STRUCT(Shape) STRUCT(AttendArgs) STRUCT(RowsArgs) STRUCT(MassArgs)                \
+  STRUCT(SlotsArgs) STRUCT(ChooseArgs) STRUCT(CovarianceArgs) STRUCT(KmeansArgs) STRUCT(MeansArgs)              \
+  STRUCT(GatherArgs) STRUCT(ProjectArgs) STRUCT(AffineArgs) STRUCT(EigenArgs) STRUCT(FitArgs) STRUCT(MatmulArgs) \
+  STRUCT(DirectionsArgs) STRUCT(PeaksArgs) STRUCT(FiniteArgs) STRUCT(SortArgs) STRUCT(MomentArgs)               \
+  STRUCT(CentralArgs) STRUCT(SpendArgs)
+
 // Part of a query group: rows [begin, end) of the head's order.
 struct AttendTask {
   int64_t batch, head, group, begin, end, cost;
@@ -279,44 +287,53 @@ __attribute__((always_inline)) inline int64_t round_up(int64_t n, int64_t step) 
 }
 __attribute__((always_inline)) inline int64_t padded(int64_t dim) { return round_up(dim, kLanesMax); }
 
-// One table per instruction set. A kernel runs one task with scratch memory of its own.
+// Every kernel once: what it returns, its name, its arguments. The table below and what fills it (`kernels.h`) are
+// made from this list, so that a kernel that is missing, swapped or of another type does not compile. A kernel runs
+// one task, with scratch memory of its own; `x_scratch` says how many bytes that is.
+#define RESIDUA_KERNELS(KERNEL)                                                                                  \
+  KERNEL(size_t, attend_scratch, (const Shape&, int64_t rows, int64_t rank))                                     \
+  KERNEL(void, attend_task, (const AttendArgs&, const AttendTask&, void* scratch))                               \
+  KERNEL(void, rows_task, (const RowsArgs&, int64_t task, void* scratch))                                        \
+  KERNEL(void, rows_merge, (const RowsArgs&, int64_t task))                                                      \
+  KERNEL(size_t, mass_scratch, (const MassArgs&))                                                                \
+  KERNEL(void, mass_task, (const MassArgs&, int64_t task, void* scratch))                                        \
+  KERNEL(size_t, slots_scratch, (const SlotsArgs&, int64_t anchors))                                             \
+  KERNEL(void, slots_task, (const SlotsArgs&, int64_t head, int64_t begin, int64_t end, void* scratch))          \
+  KERNEL(size_t, covariance_scratch, (const CovarianceArgs&))                                                    \
+  KERNEL(void, covariance_task,                                                                                  \
+         (const CovarianceArgs&, const Pools&, int64_t head, int64_t begin, int64_t end, float* panels,          \
+          void* scratch))                                                                                        \
+  KERNEL(void, mix_task,                                                                                         \
+         (const CovarianceArgs&, const Pools&, int64_t head, int64_t begin, int64_t end, const float* panels))   \
+  KERNEL(size_t, assign_scratch, (const KmeansArgs&))                                                            \
+  KERNEL(void, assign_task, (const KmeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch))        \
+  KERNEL(void, means_task, (const MeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch))          \
+  KERNEL(size_t, project_scratch, (const ProjectArgs&))                                                          \
+  KERNEL(void, project_task, (const ProjectArgs&, int64_t head, int64_t begin, int64_t end, void* scratch))      \
+  KERNEL(size_t, affine_scratch, (const AffineArgs&))                                                            \
+  KERNEL(void, affine_task, (const AffineArgs&, int64_t head, int64_t begin, int64_t end, void* scratch))        \
+  KERNEL(size_t, eigh_scratch, (const EigenArgs&))                                                               \
+  KERNEL(void, eigh_task, (const EigenArgs&, int64_t task, void* scratch))                                       \
+  KERNEL(size_t, fit_scratch, (const FitArgs&))                                                                  \
+  KERNEL(void, fit_task, (const FitArgs&, int64_t head, void* scratch))                                          \
+  KERNEL(size_t, matmul_scratch, (const MatmulArgs&))                                                            \
+  KERNEL(void, matmul_task, (const MatmulArgs&, int64_t matrix, int64_t begin, int64_t end, void* scratch))      \
+  KERNEL(size_t, directions_scratch, (const DirectionsArgs&))                                                    \
+  KERNEL(void, directions_task, (const DirectionsArgs&, int64_t head, void* scratch))                            \
+  KERNEL(void, peaks_task, (const PeaksArgs&, int64_t head, int64_t begin, int64_t end, void* scratch))          \
+  KERNEL(size_t, moment_scratch, (const MomentArgs&))                                                            \
+  KERNEL(void, moment_rows, (const MomentArgs&, int64_t head, MomentHead&, void* scratch))                       \
+  KERNEL(void, moment_task, (const MomentArgs&, int64_t head, const MomentHead&, int64_t first, void* scratch))  \
+  KERNEL(bool, all_finite, (const float* x, int64_t count))                                                      \
+  KERNEL(void, distances,                                                                                        \
+         (const float* x, int64_t rank, const int64_t* rows, int64_t count, const float* mean, float* out))
+
+// The kernels of one instruction set.
 struct Kernels {
-  const char* name;
-  size_t (*attend_scratch)(const Shape&, int64_t rows, int64_t rank);
-  void (*attend)(const AttendArgs&, const AttendTask&, void* scratch);
-  void (*rows)(const RowsArgs&, int64_t task, void* scratch);
-  void (*rows_merge)(const RowsArgs&, int64_t task);
-  size_t (*mass_scratch)(const MassArgs&);
-  void (*mass)(const MassArgs&, int64_t task, void* scratch);
-  size_t (*slots_scratch)(const SlotsArgs&, int64_t anchors);
-  void (*slots)(const SlotsArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
-  size_t (*covariance_scratch)(const CovarianceArgs&);
-  void (*covariance)(const CovarianceArgs&, const Pools&, int64_t head, int64_t begin, int64_t end,
-                     float* panels, void* scratch);
-  void (*mix)(const CovarianceArgs&, const Pools&, int64_t head, int64_t begin, int64_t end,
-              const float* panels);
-  size_t (*assign_scratch)(const KmeansArgs&);
-  void (*assign)(const KmeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
-  void (*means)(const MeansArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
-  size_t (*project_scratch)(const ProjectArgs&);
-  void (*project)(const ProjectArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
-  size_t (*affine_scratch)(const AffineArgs&);
-  void (*affine)(const AffineArgs&, int64_t head, int64_t begin, int64_t end, void* scratch);
-  size_t (*eigh_scratch)(const EigenArgs&);
-  void (*eigh)(const EigenArgs&, int64_t task, void* scratch);
-  size_t (*fit_scratch)(const FitArgs&);
-  void (*fit)(const FitArgs&, int64_t head, void* scratch);
-  size_t (*matmul_scratch)(const MatmulArgs&);
-  void (*matmul)(const MatmulArgs&, int64_t matrix, int64_t begin, int64_t end, void* scratch);
-  size_t (*directions_scratch)(const DirectionsArgs&);
-  void (*directions)(const DirectionsArgs&, int64_t head, void* scratch);
-  void (*peaks)(const PeaksArgs&, int64_t head, int64_t begin, int64_t end);
-  size_t (*moment_scratch)(const MomentArgs&);
-  void (*moment_rows)(const MomentArgs&, int64_t head, MomentHead&, void* scratch);
-  void (*moment)(const MomentArgs&, int64_t head, const MomentHead&, int64_t first, void* scratch);
-  bool (*all_finite)(const float* x, int64_t count);
-  void (*distances)(const float* x, int64_t rank, const int64_t* rows, int64_t count, const float* mean,
-                    float* out);
+  const char* isa;
+#define RESIDUA_FIELD(result, kernel, arguments) result(*kernel) arguments;
+  RESIDUA_KERNELS(RESIDUA_FIELD)
+#undef RESIDUA_FIELD
 };
 
 const Kernels* kernels_avx512bf16();

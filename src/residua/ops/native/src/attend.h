@@ -38,6 +38,8 @@ struct KeyStream {
   }
 };
 
+// Attends to the keys of the kept cells. While one tile is computed, the rows of the next one are prefetched.
+// -> how many keys there were
 template <class Dot, class T>
 inline int64_t absorb_cells(const AttendArgs& args, const AttendTask& task, SoftmaxBlock<Dot>& block) {
   const int64_t kv_head = task.head / (args.shape.heads / args.shape.kv_heads);
@@ -64,7 +66,8 @@ inline int64_t absorb_cells(const AttendArgs& args, const AttendTask& task, Soft
   return seen;
 }
 
-// Keys that are switched off (weight -inf) are left out, whatever else they hold.
+// Attends to the summary keys, a tile at a time; their log-weights are added to the scores. Keys that are switched
+// off (weight -inf) are left out, whatever else they hold. -> how many keys there were
 inline int64_t absorb_summary(const AttendArgs& args, const AttendTask& task, SoftmaxBlock<FloatDot>& block) {
   const Shape& s = args.shape;
   const int64_t group = (task.batch * s.heads + task.head) * args.query.groups + task.group;
@@ -97,7 +100,7 @@ inline bool any_summary(const AttendArgs& args, const AttendTask& task) {
   return false;
 }
 
-// The same, where they drift.
+// The same for summary keys with a drift: their log-weights and values depend on the row.
 template <class T>
 inline int64_t absorb_drifting(const AttendArgs& args, const AttendTask& task, const int64_t* tokens,
                                SoftmaxBlock<FloatDot>& block, DriftBlock& drift) {
@@ -108,6 +111,7 @@ inline int64_t absorb_drifting(const AttendArgs& args, const AttendTask& task, c
   return seen;
 }
 
+// Loads the rows of the task, with the sign of the scale.
 template <class T, class Block>
 inline void set_queries(const AttendArgs& args, const AttendTask& task, const int64_t* tokens, Block& block) {
   const T* q = head_of<T>(args.q, task.batch, task.head);
@@ -116,6 +120,8 @@ inline void set_queries(const AttendArgs& args, const AttendTask& task, const in
   }
 }
 
+// Divides each row by its total, and stores it with its log-sum-exp; a row that saw no key is 0 and -inf. Under a
+// drift all scores were lowered by `bend`, which returns here.
 inline void write_rows(const AttendArgs& args, const AttendTask& task, const int64_t* tokens, bool any,
                        const float* bend, RunningSoftmax& state) {
   const Shape& s = args.shape;
@@ -128,6 +134,7 @@ inline void write_rows(const AttendArgs& args, const AttendTask& task, const int
   }
 }
 
+// One task: the rows [begin, end) of a query group over their kept cells, then over the summary keys.
 template <class Dot, class T>
 inline void attend_rows_of_group(const AttendArgs& args, const AttendTask& task, void* scratch) {
   const Shape& s = args.shape;
@@ -147,7 +154,7 @@ inline void attend_rows_of_group(const AttendArgs& args, const AttendTask& task,
   if constexpr (Dot::kPack == 1) {
     if (summary) absorb_more(block);
   } else if (summary) {
-    // Extra keys stand for many: they keep full precision, on the same running state.
+    // Summary keys stand for many keys: they keep full precision, on the same running state.
     SoftmaxBlock<FloatDot> exact(arena, count, s.dim, s.value_dim, args.scale, state);
     set_queries<T>(args, task, tokens, exact);
     absorb_more(exact);

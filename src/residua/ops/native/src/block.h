@@ -75,11 +75,11 @@ inline void panel_scores(const float* left, int64_t stride, const float* right, 
   }
 }
 
-// out[i] = out[i] * keep[i] + sum_t weights[i][t] * rows[t], for VECTORS vectors of columns. Each call starts
+// out[i] = out[i] * rescale[i] + sum_t weights[i][t] * rows[t], for VECTORS vectors of columns. Each call starts
 // from zero, so that rounding grows with the tile, not with the sequence.
 template <int ROWS, int VECTORS, class Dot>
 inline void weighted_rows(const float* weights, const float* rows, int64_t count, int64_t width,
-                          const float* keep, float* out) {
+                          const float* rescale, float* out) {
   Vec acc[ROWS][VECTORS];
   clear(acc);
 #pragma GCC unroll 4
@@ -96,7 +96,7 @@ inline void weighted_rows(const float* weights, const float* rows, int64_t count
   }
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++) {
-    Vec factor = set1(keep[i]);
+    Vec factor = set1(rescale[i]);
 #pragma GCC unroll 4
     for (int j = 0; j < VECTORS; j++) {
       float* to = out + i * width + j * kLanes;
@@ -108,7 +108,7 @@ inline void weighted_rows(const float* weights, const float* rows, int64_t count
 // All columns of `weighted_rows`, in even chunks of at most kPanelVectors vectors.
 template <int ROWS, class Dot = FloatDot>
 inline void weighted_sum(const float* weights, const float* rows, int64_t count, int64_t width,
-                         const float* keep, float* out) {
+                         const float* rescale, float* out) {
   int64_t left = width / kLanes;
   int64_t chunks = (left + kPanelVectors - 1) / kPanelVectors;
   for (int64_t column = 0; left > 0; chunks--) {
@@ -116,7 +116,7 @@ inline void weighted_sum(const float* weights, const float* rows, int64_t count,
     const float* from = rows + column;
     float* to = out + column;
     with_vectors(vectors, [&](auto n) {
-      weighted_rows<ROWS, decltype(n)::value, Dot>(weights, from, count, width, keep, to);
+      weighted_rows<ROWS, decltype(n)::value, Dot>(weights, from, count, width, rescale, to);
     });
     column += vectors * kLanes;
     left -= vectors;
@@ -124,18 +124,18 @@ inline void weighted_sum(const float* weights, const float* rows, int64_t count,
 }
 
 // One step of the running softmax for ROWS rows. The first `columns` scores of each row, a whole number of
-// vectors, become weights 2^((s - top) * slope), `top` and `total` advance, and `keep` is what earlier
+// vectors, become weights 2^((s - top) * slope), `top` and `total` advance, and `rescale` is what earlier
 // results must be multiplied with.
 //
 // `top` never becomes NaN: a NaN score poisons the total instead. While every score is -inf, `top` is -inf
 // and 0 is subtracted in its place.
 template <int ROWS>
 RESIDUA_INLINE void soften(float* scores, int64_t columns, float slope, float* top, float* total,
-                           float* keep) {
+                           float* rescale) {
   constexpr int kSlots = kLanesMax;
   alignas(kAlign) float shift[kSlots], past[kSlots] = {};
 #pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++) {
+  for (int i = 0; i < ROWS; i++) {  // the new maximum, and how far the old one was below it
     Vec high = set1(-kInf);
     for (int64_t j = 0; j < columns; j += kLanes) high = max_or_second(load(scores + i * kTile + j), high);
     float peak = max_of(high);
@@ -145,9 +145,9 @@ RESIDUA_INLINE void soften(float* scores, int64_t columns, float slope, float* t
     top[i] = peak;
   }
   const Vec factor = set1(slope);
-  for (int i = 0; i < ROWS; i += kLanes) store(keep + i, exp2_of(load(past + i) * factor));
+  for (int i = 0; i < ROWS; i += kLanes) store(rescale + i, exp2_of(load(past + i) * factor));
 #pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++) {
+  for (int i = 0; i < ROWS; i++) {  // weights, and the new total
     const Vec base = set1(shift[i]);
     Vec sum = set1(0.0f);
 #pragma GCC unroll 4
@@ -156,7 +156,7 @@ RESIDUA_INLINE void soften(float* scores, int64_t columns, float slope, float* t
       store(scores + i * kTile + j, weight);
       sum = sum + weight;
     }
-    total[i] = total[i] * keep[i] + sum_of(sum);
+    total[i] = total[i] * rescale[i] + sum_of(sum);
   }
 }
 

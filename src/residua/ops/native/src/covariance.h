@@ -73,6 +73,7 @@ template <class T>
 inline void absorb_covariance(const CovarianceArgs& args, const T* k, const T* v, const float* centroid,
                               const int64_t* tokens, int64_t count, CovarianceBlock& block) {
   const int64_t dim = args.shape.dim, value_dim = args.shape.value_dim;
+  // keys off their centroid, values off the first one
   for (int64_t t = 0; t < count; t++) {
     float *row = block.rows + t * dim, *value = block.values + t * block.width;
     widen(k + tokens[t] * args.k.row, row, dim);
@@ -81,12 +82,14 @@ inline void absorb_covariance(const CovarianceArgs& args, const T* k, const T* v
     for (int64_t d = 0; d < value_dim; d++) value[d] -= block.first[d];
     for (int64_t d = value_dim; d < block.width; d++) value[d] = 0.0f;
   }
+  // x = keys @ factor
   for (int64_t t = 0; t < count; t += kRowBlock) {
     with_rows(least(kRowBlock, count - t), [&](auto n) {
       product<decltype(n)::value>(block.rows + t * dim, dim, block.factor, dim, block.rank, block.depth,
                                   block.x + t * block.depth);
     });
   }
+  // sums of x and of its squares
   for (int64_t t = 0; t < count; t++) {
     float* x = block.x + t * block.depth;
     for (int64_t r = block.rank; r < block.depth; r++) x[r] = r == block.rank ? 1.0f : 0.0f;
@@ -96,6 +99,7 @@ inline void absorb_covariance(const CovarianceArgs& args, const T* k, const T* v
       store(block.x_square + r, fma(here, here, load(block.x_square + r)));
     }
   }
+  // sums of x^T values
   for (int64_t r = 0; r <= block.rank; r += kRowBlock) {
     with_rows(least(kRowBlock, block.rank + 1 - r), [&](auto n) {
       add_outer<decltype(n)::value>(block.x + r, block.depth, block.values, block.width, count,

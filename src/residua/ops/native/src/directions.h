@@ -1,5 +1,5 @@
 // The directions in which both queries and keys vary most, in fp64, one K/V head per task.
-// `residua.ops.plain.shared_directions` says the same in torch, with the reasons.
+// `Backend.shared_directions` computes the same in torch, with the reasons.
 #pragma once
 #include "fit.h"
 
@@ -59,6 +59,8 @@ inline void lead(const DirectionsArgs& args, DirectionsBlock& b) {
   orthonormalise(b.basis, b.small, rank, n);
 }
 
+// One head: C = covariance + floor = L L^T; basis = leading eigenvectors of L^T spread L; to_query = scale L basis^T,
+// to_key = L^-T basis^T.
 inline void directions_task(const DirectionsArgs& args, int64_t head, void* scratch) {
   const int64_t n = args.dim, rank = args.rank;
   const double *spread = args.spread + head * n * n, *covariance = args.covariance + head * n * n;
@@ -85,6 +87,7 @@ inline void directions_task(const DirectionsArgs& args, int64_t head, void* scra
       to_query[i * rank + r] = static_cast<float>(args.scale * dot(b.root + i * n, b.basis + r * n, n));
     }
   }
+  // back substitution with L^T
   double* solved = b.turned;  // [n][rank]
   transposed(b.basis, solved, rank, n);
   for (int64_t i = n - 1; i >= 0; i--) {

@@ -7,7 +7,7 @@ namespace residua::RESIDUA_ISA {
 
 struct DriftBlock {
   int64_t rows, rank, width;
-  float *basis, *slope, *queries, *y, *weights, *keep, *bend, *top, *total;
+  float *basis, *slope, *queries, *y, *weights, *rescale, *bend, *top, *total;
 
   DriftBlock(Arena& arena, const Shape& shape, int64_t rows, int64_t rank)
       : rows(rows), rank(rank), width(padded(shape.value_dim)) {
@@ -16,7 +16,7 @@ struct DriftBlock {
     queries = arena.floats(kRowBlock * shape.dim);
     y = arena.floats(rows * rank);
     weights = arena.floats(kRowBlock * kTile);
-    keep = arena.floats(kLanesMax);
+    rescale = arena.floats(kLanesMax);
     bend = arena.floats(rows);
     top = arena.floats(rows);
     total = arena.floats(rows);
@@ -40,6 +40,7 @@ struct DriftBlock {
         product<decltype(n)::value>(queries, s.dim, basis, s.dim, rank, rank, y + first * rank);
       });
     }
+    // y -= origin, bend = min(sum_r y_r^2 curve_r, max_bend)
     for (int64_t i = 0; i < rows; i++) {
       float* row = y + i * rank;
       float sum = 0.0f;
@@ -69,11 +70,13 @@ struct DriftBlock {
       std::memcpy(slope + r * width, args.slope + (group * rank + r) * dim, dim * sizeof(float));
       for (int64_t d = dim; d < width; d++) slope[r * width + d] = 0.0f;
     }
-    for (int i = 0; i < kLanesMax; i++) keep[i] = 1.0f;
+    for (int i = 0; i < kLanesMax; i++) rescale[i] = 1.0f;
+    // out += total of the summary x (y @ slope)
     for (int64_t first = 0; first < rows; first += kRowBlock) {
       with_rows(least(kRowBlock, rows - first),
                 [&](auto n) { add_shift<decltype(n)::value>(first, state); });
     }
+    // total += what was kept before, rescaled from the old maximum to the new one
     for (int64_t i = 0; i < rows; i++) top[i] -= state.top[i] == -kInf ? 0.0f : state.top[i];
     for (int64_t i = 0; i < rows; i += kLanes) {
       const Vec past = exp2_of(load(top + i) * set1(exponent));
@@ -81,6 +84,7 @@ struct DriftBlock {
     }
   }
 
+  // ROWS rows of the output gain total x (y @ slope), kTile ranks at a time.
   template <int ROWS>
   void add_shift(int64_t first, RunningSoftmax& state) {
     for (int64_t start = 0; start < rank; start += kTile) {
@@ -89,7 +93,7 @@ struct DriftBlock {
         const float* row = y + (first + i) * rank + start;
         for (int64_t r = 0; r < count; r++) weights[i * kTile + r] = row[r] * state.total[first + i];
       }
-      weighted_sum<ROWS>(weights, slope + start * width, count, width, keep, state.out + first * width);
+      weighted_sum<ROWS>(weights, slope + start * width, count, width, rescale, state.out + first * width);
     }
   }
 };

@@ -165,6 +165,7 @@ inline void sweep(const EigenBlock& m, int64_t n, int64_t first, int64_t last) {
   e[last] = 0.0;
 }
 
+// QL sweeps until every off-diagonal entry has vanished: a block ends where one is small beside its neighbours.
 inline void diagonalise(const EigenBlock& m, int64_t n) {
   for (int64_t first = 0; first < n; first++) {
     for (int sweeps = 0; sweeps < kMaxSweeps; sweeps++) {
@@ -179,6 +180,7 @@ inline void diagonalise(const EigenBlock& m, int64_t n) {
   }
 }
 
+// The result of a matrix that cannot be decomposed: NaN.
 inline void lose(double* values, double* vectors, int64_t n) {
   for (int64_t i = 0; i < n; i++) values[i] = __builtin_nan("");
   for (int64_t i = 0; i < n * n; i++) vectors[i] = __builtin_nan("");

@@ -1,5 +1,5 @@
 // The paper's probe fit in fp64, a head per task: leading directions of the residuals, then a ridge regression.
-// `residua.ops.plain.residual_fit` says the same in torch, with the reasons.
+// `Backend.fit_residual` computes the same in torch, with the reasons.
 #pragma once
 #include "eigen.h"
 #include "moment.h"
@@ -158,6 +158,7 @@ inline void regress(const FitArgs& args, FitBlock& b) {
   for (int64_t i = 0; i < n; i++) speck += b.small[i * n + i];
   speck = 1e-12 * (speck / n > 1e-30 ? speck / n : 1e-30);
   speck = speck > args.ridge ? speck : args.ridge;
+  // solve (G + ridge) z = [y, G] with G = f f^T, or (G + ridge) z = f^T with G = f^T f
   const int64_t columns = wide ? rank + m : m;
   for (int64_t i = 0; i < n; i++) {
     double* to = b.rhs + i * columns;
@@ -170,6 +171,7 @@ inline void regress(const FitArgs& args, FitBlock& b) {
   }
   for (int64_t i = 0; i < n; i++) b.small[i * n + i] += speck;
   solve(b.small, b.rhs, n, columns, speck);
+  // the leverage of a row: how much its own target moves its prediction
   for (int64_t i = 0; i < m; i++) {
     b.lever[i] = wide ? b.rhs[i * columns + rank + i] : 0.0;
     for (int64_t j = 0; !wide && j < d; j++) b.lever[i] += b.f[i * d + j] * b.rhs[j * m + i];
@@ -185,6 +187,8 @@ inline void regress(const FitArgs& args, FitBlock& b) {
   }
 }
 
+// One head: standardise, find the directions, regress; then what the fit leaves of each row if that row is left out of
+// it (residual / (1 - leverage)), and the map in the units of the input.
 inline void fit_task(const FitArgs& args, int64_t head, void* scratch) {
   const int64_t m = args.rows, d = args.dim, rank = args.rank;
   Arena arena{static_cast<char*>(scratch)};
@@ -192,6 +196,7 @@ inline void fit_task(const FitArgs& args, int64_t head, void* scratch) {
   standardise(args, head, b);
   directions(args, b);
   regress(args, b);
+  // left_out = (r - x left right) / (1 - leverage)
   product(b.x, b.left, b.through, m, d, rank);
   product(b.through, b.right, b.s, m, rank, d);
   for (int64_t i = 0; i < m; i++) {
@@ -200,6 +205,7 @@ inline void fit_task(const FitArgs& args, int64_t head, void* scratch) {
     float* to = args.left_out + (head * m + i) * d;
     for (int64_t j = 0; j < d; j++) to[j] = static_cast<float>((b.r[i * d + j] - b.s[i * d + j]) / kept);
   }
+  // left /= scale, bias = mean_r - mean_x left right
   for (int64_t j = 0; j < d; j++) {
     for (int64_t r = 0; r < rank; r++) b.left[j * rank + r] /= b.scale[j];
   }

@@ -17,15 +17,11 @@
 
 namespace residua::RESIDUA_ISA {
 
-inline const Kernels* table(const char* name) {
-  static const Kernels kernels = {
-      name,         attend_scratch, attend_task,  rows_task,       rows_merge,   mass_scratch,   mass_task,
-      slots_scratch, slots_task,    covariance_scratch, covariance_task, mix_task,
-      assign_scratch, assign_task,  means_task,   project_scratch, project_task, affine_scratch, affine_task,
-      eigh_scratch, eigh_task,      fit_scratch,  fit_task,
-      matmul_scratch, matmul_task,  directions_scratch, directions_task, peaks_task, moment_scratch, moment_rows,  moment_task,
-      all_finite,   distances,
-  };
+// A kernel of the list is the function of that name in this name space.
+inline const Kernels* table(const char* isa) {
+#define RESIDUA_FILL(result, kernel, arguments) , kernel
+  static const Kernels kernels = {isa RESIDUA_KERNELS(RESIDUA_FILL)};
+#undef RESIDUA_FILL
   return &kernels;
 }
 

@@ -10,9 +10,9 @@
 namespace residua {
 namespace avx512bf16 {
 
-// Pairs cannot carry the sign of a scale that is not positive; such calls take the plain kernels.
+// Pairs cannot carry the sign of a scale that is not positive; such calls take the kernels of AVX-512.
 inline void attend_bf16(const AttendArgs& args, const AttendTask& task, void* scratch) {
-  if (args.dtype != kBFloat16 || !(args.scale > 0.0f)) return kernels_avx512()->attend(args, task, scratch);
+  if (args.dtype != kBFloat16 || !(args.scale > 0.0f)) return kernels_avx512()->attend_task(args, task, scratch);
   attend_rows_of_group<PairDot, BFloat>(args, task, scratch);
 }
 
@@ -21,15 +21,15 @@ constexpr int64_t kMaxProbes = 256;
 
 inline void rows_bf16(const RowsArgs& args, int64_t task, void* scratch) {
   const bool pairs = args.dtype == kBFloat16 && args.scale > 0.0f && args.shape.queries > kMaxProbes;
-  if (!pairs) return kernels_avx512()->rows(args, task, scratch);
+  if (!pairs) return kernels_avx512()->rows_task(args, task, scratch);
   rows_of_chunk<PairDot, BFloat>(args, task, scratch);
 }
 
 inline Kernels extend(Kernels kernels) {
-  kernels.name = "avx512bf16";
+  kernels.isa = "avx512bf16";
   kernels.attend_scratch = attend_scratch;
-  kernels.attend = attend_bf16;
-  kernels.rows = rows_bf16;
+  kernels.attend_task = attend_bf16;
+  kernels.rows_task = rows_bf16;
   return kernels;
 }
 

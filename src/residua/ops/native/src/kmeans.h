@@ -71,6 +71,7 @@ RESIDUA_INLINE int64_t winner(const float* best, const float* index) {
   return static_cast<int64_t>(-max_of(lowest));
 }
 
+// Labels of `count` rows: every panel of centres meets all of them while it is in the cache.
 inline void assign_rows(const KmeansArgs& args, const float* x, int64_t count, AssignBlock& block,
                         int64_t* labels) {
   for (int64_t i = 0; i < count * kLanes; i++) {
@@ -93,6 +94,7 @@ inline void assign_rows(const KmeansArgs& args, const float* x, int64_t count, A
   for (int64_t i = 0; i < count; i++) labels[i] = winner(block.best + i * kLanes, block.index + i * kLanes);
 }
 
+// Rows [begin, end) of one head; those that are not valid get -1.
 inline void assign_task(const KmeansArgs& args, int64_t head, int64_t begin, int64_t end, void* scratch) {
   Arena arena{static_cast<char*>(scratch)};
   AssignBlock block(arena, args);

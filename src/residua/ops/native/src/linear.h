@@ -40,6 +40,7 @@ struct ProjectBlock {
   }
 };
 
+// row /= max(its root mean square, floor).
 inline void divide_by_rms(float* row, int64_t n, float floor) {
   Vec squares = set1(0.0f);
   int64_t i = 0;
@@ -52,6 +53,7 @@ inline void divide_by_rms(float* row, int64_t n, float floor) {
   for (i = 0; i < n; i++) row[i] *= factor;
 }
 
+// Rows [begin, end) of one head: x @ factor, each divided by its root mean square if `normalise`.
 inline void project_task(const ProjectArgs& args, int64_t head, int64_t begin, int64_t end, void* scratch) {
   const int64_t dim = args.shape.dim, rank = args.rank;
   Arena arena{static_cast<char*>(scratch)};
@@ -88,7 +90,7 @@ inline size_t project_scratch(const ProjectArgs& args) {
 }
 
 struct AffineBlock {
-  float *left, *right, *inner, *sums, *keep;
+  float *left, *right, *inner, *sums, *rescale;
 
   AffineBlock(Arena& arena, const AffineArgs& args) {
     const int64_t dim = args.shape.value_dim, width = padded(dim);
@@ -96,7 +98,7 @@ struct AffineBlock {
     right = arena.floats(args.rank * width);
     inner = arena.floats(kRowBlock * kTile);
     sums = arena.floats(kRowBlock * width);
-    keep = arena.floats(kLanesMax);
+    rescale = arena.floats(kLanesMax);
   }
 };
 
@@ -107,10 +109,11 @@ inline void add_low_rank(const AffineArgs& args, const float* rows, AffineBlock&
   for (int64_t first = 0; first < args.rank; first += kTile) {
     const int64_t count = least(kTile, args.rank - first);
     product<ROWS>(rows, args.x.row, block.left + first * dim, dim, count, kTile, block.inner);
-    weighted_sum<ROWS>(block.inner, block.right + first * width, count, width, block.keep, block.sums);
+    weighted_sum<ROWS>(block.inner, block.right + first * width, count, width, block.rescale, block.sums);
   }
 }
 
+// Rows [begin, end) of one head: x + x @ left @ right + bias, in the output's dtype.
 inline void affine_task(const AffineArgs& args, int64_t head, int64_t begin, int64_t end, void* scratch) {
   const int64_t dim = args.shape.value_dim, width = padded(dim), rank = args.rank;
   const int64_t b = head / args.shape.heads, h = head % args.shape.heads;
@@ -121,7 +124,7 @@ inline void affine_task(const AffineArgs& args, int64_t head, int64_t begin, int
   for (int64_t r = 0; r < rank; r++) {
     std::memcpy(block.right + r * width, args.right + (head * rank + r) * dim, dim * sizeof(float));
   }
-  for (int i = 0; i < kLanesMax; i++) block.keep[i] = 1.0f;
+  for (int i = 0; i < kLanesMax; i++) block.rescale[i] = 1.0f;
   const float* x = head_of<float>(args.x, b, h);
   const float* bias = args.bias + head * dim;
   for (int64_t first = begin; first < end; first += kRowBlock) {

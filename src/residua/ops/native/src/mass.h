@@ -5,7 +5,7 @@
 namespace residua::RESIDUA_ISA {
 
 struct MassBlock {
-  float *anchors, *top, *total, *buffer, *columns, *scores, *keep;
+  float *anchors, *top, *total, *buffer, *columns, *scores, *rescale;
 
   MassBlock(Arena& arena, const MassArgs& args) {
     const int64_t rows = args.shape.queries, dim = args.shape.dim;
@@ -15,7 +15,7 @@ struct MassBlock {
     buffer = arena.floats(kLanes * padded(dim));
     columns = arena.floats(kTile * dim);
     scores = arena.floats(kRowBlock * kTile);
-    keep = arena.floats(kLanesMax);
+    rescale = arena.floats(kLanesMax);
   }
 };
 
@@ -42,11 +42,12 @@ inline void absorb_mass(const MassArgs& args, MassBlock& block, int64_t count, f
       constexpr int ROWS = decltype(width)::value;
       tile_scores<ROWS>(block.anchors + first * dim, block.columns, count, dim, block.scores);
       soften<ROWS>(block.scores, round_up(count, kLanes), slope, block.top + first, block.total + first,
-                   block.keep);
+                   block.rescale);
     });
   }
 }
 
+// The running log-sum-exp of every anchor over the `size` keys of one group -> block.top, block.total.
 template <class T>
 inline void mass_of_group(const MassArgs& args, MassBlock& block, const T* k, const int64_t* tokens,
                           int64_t size, float slope) {

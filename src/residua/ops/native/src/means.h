@@ -13,6 +13,7 @@ inline void add_to(float* sum, const float* row, int64_t n) {
   for (; d < n; d++) sum[d] += row[d];
 }
 
+// The mean of `size` rows, in runs of kMeansRun; `run` and `row` are room.
 template <class T>
 inline void mean_of(const T* x, int64_t stride, const int64_t* tokens, int64_t size, int64_t dim, float* run,
                     float* row, float* mean) {

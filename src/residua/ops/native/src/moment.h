@@ -21,6 +21,7 @@ struct MomentBlock {
         row(arena.floats(padded(dim))) {}
 };
 
+// NaN and Inf times 0 are NaN, and no other number is.
 inline bool all_finite(const float* x, int64_t n) {
   Vec poison = set1(0.0f);
   float rest = 0.0f;

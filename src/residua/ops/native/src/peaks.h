@@ -4,6 +4,7 @@
 
 namespace residua::RESIDUA_ISA {
 
+// Without the sign bit, floats sort like integers.
 template <class Bits>
 RESIDUA_INLINE Bits largest_bits(const Bits* x, int64_t n, Bits magnitude) {
   Bits largest = 0;
@@ -14,6 +15,7 @@ RESIDUA_INLINE Bits largest_bits(const Bits* x, int64_t n, Bits magnitude) {
   return largest;
 }
 
+// One pass finds the largest; only a row that is not finite needs a second one.
 template <class Bits>
 RESIDUA_INLINE Bits peak_bits(const Bits* x, int64_t n, Bits magnitude, Bits infinite, bool* finite) {
   Bits peak = largest_bits(x, n, magnitude);
@@ -28,7 +30,7 @@ RESIDUA_INLINE Bits peak_bits(const Bits* x, int64_t n, Bits magnitude, Bits inf
 }
 
 // Rows [begin, end) of one head.
-inline void peaks_task(const PeaksArgs& args, int64_t head, int64_t begin, int64_t end) {
+inline void peaks_task(const PeaksArgs& args, int64_t head, int64_t begin, int64_t end, void*) {
   const int64_t b = head / args.shape.heads, h = head % args.shape.heads, dim = args.shape.dim;
   for (int64_t i = begin; i < end; i++) {
     const int64_t to = head * args.shape.queries + i;

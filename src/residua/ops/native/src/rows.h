@@ -51,6 +51,7 @@ inline void fill_mask(const RowsArgs& args, const RowsPlace& at, int64_t kv_head
   }
 }
 
+// Attends to the keys of one chunk that the key mask shows, a tile at a time.
 template <class Dot, class T>
 inline void absorb_range(const RowsArgs& args, const RowsPlace& at, SoftmaxBlock<Dot>& block) {
   const Shape& s = args.shape;
@@ -84,6 +85,7 @@ inline void absorb_range(const RowsArgs& args, const RowsPlace& at, SoftmaxBlock
   }
 }
 
+// One task: a row block over one chunk of the keys, into its partial results.
 template <class Dot, class T>
 inline void rows_of_chunk(const RowsArgs& args, int64_t task, void* scratch) {
   const Shape& s = args.shape;

@@ -132,6 +132,7 @@ inline void slot_weights(const SlotsArgs& args, const float* anchors, const Slot
   }
 }
 
+// ROWS anchors meet one stretch of keys: weights, then weighted keys and values onto the sums of their slots.
 template <int ROWS>
 inline void add_to_slots(const SlotsArgs& args, const float* anchors, const SlotTarget* targets,
                          int64_t count, SlotBlock& block) {
@@ -165,6 +166,7 @@ inline int64_t gather_anchors(const SlotsArgs& args, int64_t head, int64_t begin
   return count;
 }
 
+// The keys of a stretch as the right operand of the scores, and keys and values as rows to be summed.
 template <class T>
 inline void pack_stretch(const SlotsArgs& args, const T* k, const T* v, const int64_t* tokens, int64_t count,
                          SlotBlock& block) {
@@ -237,6 +239,7 @@ inline void weigh_slots(const SlotsArgs& args, int64_t head, int64_t begin, int6
   }
 }
 
+// One task: the sums of all slots of anchors [begin, end) of one K/V head, and the log-weights of their keys.
 inline void slots_task(const SlotsArgs& args, int64_t head, int64_t begin, int64_t end, void* scratch) {
   const Shape& s = args.shape;
   const int64_t first = (head * s.queries + begin) * args.count, count = (end - begin) * args.count;

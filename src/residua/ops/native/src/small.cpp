@@ -47,7 +47,7 @@ uint64_t ranked(float distance, int64_t index) {
 
 // The rows of one head: round after round the next nearest of every group, then rows of no group.
 // Nothing is allocated here, as a helper thread may not throw.
-void central_rows(const CentralArgs& a, const Kernels& kernels, int64_t head, const float* means,
+void central_rows_of(const CentralArgs& a, const Kernels& kernels, int64_t head, const float* means,
                   const int64_t* order, const int64_t* offsets, void* scratch) {
   const float* x = a.x + head * a.tokens * a.rank;
   uint64_t* keys = static_cast<uint64_t*>(scratch);  // [tokens]
@@ -165,7 +165,7 @@ void sum_slots(const ChooseArgs& a, const float* mass, const int32_t* slots, flo
 }
 
 // The cells are sorted once for all budgets.
-void spend(const SpendArgs& a, int64_t head, void* scratch) {
+void spend_head(const SpendArgs& a, int64_t head, void* scratch) {
   const int64_t count = a.query_groups * a.kv_groups;
   uint8_t* first = a.cells + head * count;
   std::fill_n(first, count, uint8_t{0});
@@ -185,7 +185,7 @@ void spend(const SpendArgs& a, int64_t head, void* scratch) {
 bool choose_row(const ChooseArgs& a, int64_t head, int64_t row, void* scratch) {
   uint64_t* heaviest = static_cast<uint64_t*>(scratch);  // [Ck]
   float* sums = reinterpret_cast<float*>(heaviest + a.kv_groups);
-  const int64_t groups = a.kv_groups, kv_head = head / a.shares, place = head * a.query_groups + row;
+  const int64_t groups = a.kv_groups, kv_head = head / a.heads_per_kv, place = head * a.query_groups + row;
   const float* mass = a.log_mass + place * groups;
   const uint8_t* kept = a.cells + place * groups;
   const int64_t *near = a.near + kv_head * groups, *kv = a.kv_offsets + kv_head * (groups + 1);
@@ -220,134 +220,99 @@ bool choose_row(const ChooseArgs& a, int64_t head, int64_t row, void* scratch) {
 
 using namespace residua;
 
-RESIDUA_EXPORT int32_t residua_eigh(const EigenArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    return parallel(threads, a->count, kernels.eigh_scratch(*a),
-                    [&](int64_t i, void* scratch) { kernels.eigh(*a, i, scratch); });
+RESIDUA_PRIMITIVE(eigh, EigenArgs) {
+  return parallel(threads, a.count, kernels.eigh_scratch(a), with_args(kernels.eigh_task, a));
+}
+
+RESIDUA_PRIMITIVE(fit_residual, FitArgs) {
+  return parallel(threads, a.heads, kernels.fit_scratch(a), with_args(kernels.fit_task, a));
+}
+
+RESIDUA_PRIMITIVE(matmul, MatmulArgs) {
+  return over_parts(threads_for(threads, a.matrices * a.rows * a.columns * a.inner / 16), a.matrices, a.columns,
+                    kMatmulColumns, kernels.matmul_scratch(a), with_args(kernels.matmul_task, a));
+}
+
+RESIDUA_PRIMITIVE(directions, DirectionsArgs) {
+  return parallel(threads, a.heads, kernels.directions_scratch(a), with_args(kernels.directions_task, a));
+}
+
+RESIDUA_PRIMITIVE(row_peaks, PeaksArgs) {
+  const Shape& s = a.shape;
+  return over_parts(threads_for(threads, s.batch * s.heads * s.queries * s.dim), s.batch * s.heads, s.queries,
+                    kPeakRows, 0, with_args(kernels.peaks_task, a));
+}
+
+RESIDUA_PRIMITIVE(all_finite, FiniteArgs) {
+  std::atomic<int32_t> finite{1};
+  const Status status = over_parts(threads_for(threads, a.count), 1, a.count, kFinitePart, 0,
+                                   [&](int64_t, int64_t begin, int64_t end, void*) {
+                                     if (!kernels.all_finite(a.x + begin, end - begin)) finite = 0;
+                                   });
+  *a.finite = finite;
+  return status;
+}
+
+RESIDUA_PRIMITIVE(sort_groups, SortArgs) {
+  if (!in_range(a.labels, a.heads * a.tokens, a.groups)) return kBadPartition;
+  return parallel(threads_for(threads, 8 * a.heads * a.tokens), a.heads, 0, [&](int64_t head, void*) {
+    sort_labels(a.labels + head * a.tokens, a.tokens, a.groups, a.order + head * a.tokens,
+                a.offsets + head * (a.groups + 1));
   });
 }
 
-RESIDUA_EXPORT int32_t residua_fit_residual(const FitArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    return parallel(threads, a->heads, kernels.fit_scratch(*a),
-                    [&](int64_t head, void* scratch) { kernels.fit(*a, head, scratch); });
+RESIDUA_PRIMITIVE(second_moment, MomentArgs) {
+  const int64_t heads = a.shape.batch * a.shape.heads, total = a.shape.queries, dim = a.shape.dim;
+  std::vector<int64_t> rows(heads * total);
+  std::vector<double> means(heads * dim);
+  std::vector<MomentHead> chosen(heads);
+  const Status status = parallel(threads, heads, kernels.moment_scratch(a), [&](int64_t head, void* scratch) {
+    chosen[head] = {rows.data() + head * total, means.data() + head * dim, 0};
+    kernels.moment_rows(a, head, chosen[head], scratch);
+  });
+  if (status != kOk) return status;
+  return over_parts(threads, heads, dim, kMomentRows, kernels.moment_scratch(a),
+                    [&](int64_t head, int64_t begin, int64_t, void* scratch) {
+                      kernels.moment_task(a, head, chosen[head], begin, scratch);
+                    });
+}
+
+RESIDUA_PRIMITIVE(central_rows, CentralArgs) {
+  if (!in_range(a.labels, a.heads * a.tokens, a.groups)) return kBadPartition;
+  std::vector<int64_t> order(a.heads * a.tokens), offsets(a.heads * (a.groups + 1));
+  std::vector<float> means(a.heads * a.groups * a.rank);
+  const MeansArgs m = means_args(a.x, a.heads, a.tokens, a.rank, a.groups, order.data(), offsets.data(), means.data());
+  const int64_t lists = (a.tokens + a.groups) * sizeof(int64_t) + a.tokens * sizeof(float);
+  const size_t bytes = std::max<int64_t>(lists, 2 * padded(a.rank) * sizeof(float));
+  return parallel(threads, a.heads, bytes, [&](int64_t head, void* scratch) {
+    int64_t *own = order.data() + head * a.tokens, *edges = offsets.data() + head * (a.groups + 1);
+    sort_labels(a.labels + head * a.tokens, a.tokens, a.groups, own, edges);
+    kernels.means_task(m, head, 0, a.groups, scratch);
+    central_rows_of(a, kernels, head, means.data() + head * a.groups * a.rank, own, edges, scratch);
   });
 }
 
-RESIDUA_EXPORT int32_t residua_matmul(const MatmulArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const int64_t used = threads_for(threads, a->matrices * a->rows * a->columns * a->inner / 16);
-    return over_parts(used, a->matrices, a->columns, kMatmulColumns, kernels.matmul_scratch(*a),
-                      [&](int64_t matrix, int64_t begin, int64_t end, void* scratch) {
-                        kernels.matmul(*a, matrix, begin, end, scratch);
-                      });
-  });
+RESIDUA_PRIMITIVE(spend, SpendArgs) {
+  const size_t bytes = 2 * a.query_groups * a.kv_groups * sizeof(Cell);
+  const int64_t used = threads_for(threads, 8 * a.heads * a.query_groups * a.kv_groups);
+  return parallel(used, a.heads, bytes, [&](int64_t head, void* scratch) { spend_head(a, head, scratch); });
 }
 
-RESIDUA_EXPORT int32_t residua_directions(const DirectionsArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    return parallel(threads, a->heads, kernels.directions_scratch(*a),
-                    [&](int64_t head, void* scratch) { kernels.directions(*a, head, scratch); });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_row_peaks(const PeaksArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const Shape& s = a->shape;
-    return over_parts(threads_for(threads, s.batch * s.heads * s.queries * s.dim), s.batch * s.heads, s.queries,
-                      kPeakRows, 0, [&](int64_t head, int64_t begin, int64_t end, void*) {
-                        kernels.peaks(*a, head, begin, end);
-                      });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_all_finite(const FiniteArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    std::atomic<int32_t> finite{1};
-    const Status status = over_parts(threads_for(threads, a->count), 1, a->count, kFinitePart, 0,
-                                     [&](int64_t, int64_t begin, int64_t end, void*) {
-                                       if (!kernels.all_finite(a->x + begin, end - begin)) finite = 0;
-                                     });
-    *a->finite = finite;
-    return status;
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_sort_groups(const SortArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels&) {
-    if (!in_range(a->labels, a->heads * a->tokens, a->groups)) return kBadPartition;
-    return parallel(threads_for(threads, 8 * a->heads * a->tokens), a->heads, 0, [&](int64_t head, void*) {
-      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, a->order + head * a->tokens,
-                  a->offsets + head * (a->groups + 1));
-    });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_second_moment(const MomentArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    const int64_t heads = a->shape.batch * a->shape.heads, total = a->shape.queries, dim = a->shape.dim;
-    std::vector<int64_t> rows(heads * total);
-    std::vector<double> means(heads * dim);
-    std::vector<MomentHead> chosen(heads);
-    const Status status =
-        parallel(threads, heads, kernels.moment_scratch(*a), [&](int64_t head, void* scratch) {
-          chosen[head] = {rows.data() + head * total, means.data() + head * dim, 0};
-          kernels.moment_rows(*a, head, chosen[head], scratch);
-        });
-    if (status != kOk) return status;
-    return over_parts(threads, heads, dim, kMomentRows, kernels.moment_scratch(*a),
-                      [&](int64_t head, int64_t begin, int64_t, void* scratch) {
-                        kernels.moment(*a, head, chosen[head], begin, scratch);
-                      });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_central_rows(const CentralArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels& kernels) {
-    if (!in_range(a->labels, a->heads * a->tokens, a->groups)) return kBadPartition;
-    std::vector<int64_t> order(a->heads * a->tokens), offsets(a->heads * (a->groups + 1));
-    std::vector<float> means(a->heads * a->groups * a->rank);
-    MeansArgs m{};
-    m.shape = {1, a->heads, a->heads, a->tokens, 0, a->rank, 0};
-    m.groups = {order.data(), offsets.data(), a->tokens, a->groups};
-    m.x = {const_cast<float*>(a->x), 0, a->tokens * a->rank, a->rank};
-    m.means = means.data();
-    const int64_t lists = (a->tokens + a->groups) * sizeof(int64_t) + a->tokens * sizeof(float);
-    const size_t bytes = std::max<int64_t>(lists, 2 * padded(a->rank) * sizeof(float));
-    return parallel(threads, a->heads, bytes, [&](int64_t head, void* scratch) {
-      int64_t *own = order.data() + head * a->tokens, *edges = offsets.data() + head * (a->groups + 1);
-      sort_labels(a->labels + head * a->tokens, a->tokens, a->groups, own, edges);
-      kernels.means(m, head, 0, a->groups, scratch);
-      central_rows(*a, kernels, head, means.data() + head * a->groups * a->rank, own, edges, scratch);
-    });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_spend(const SpendArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels&) {
-    const size_t bytes = 2 * a->query_groups * a->kv_groups * sizeof(Cell);
-    const int64_t used = threads_for(threads, 8 * a->heads * a->query_groups * a->kv_groups);
-    return parallel(used, a->heads, bytes, [&](int64_t head, void* scratch) { spend(*a, head, scratch); });
-  });
-}
-
-RESIDUA_EXPORT int32_t residua_choose_slots(const ChooseArgs* a, int32_t isa, int32_t threads) {
-  return with_kernels(isa, [&](const Kernels&) {
-    const int64_t named = a->heads / a->shares * a->kv_groups;
-    // Without merged slots there is one for every group that may be skipped; groups that are always kept (pinned
-    // keys) may come on top.
-    const int64_t neighbourhoods = std::max<int64_t>(1, a->merged);
-    const auto known = [&](int64_t slot) { return slot >= 0 && slot < neighbourhoods; };
-    if (!std::all_of(a->near, a->near + named, known)) return kBadPartition;
-    const size_t bytes = a->kv_groups * sizeof(uint64_t) + (a->single + a->merged) * sizeof(float);
-    const int64_t used = threads_for(threads, 16 * a->heads * a->query_groups * a->kv_groups);
-    std::atomic<bool> housed{true};
-    const Status status = over_parts(used, a->heads, a->query_groups, kSlotRows, bytes,
-                                     [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
-                                       for (int64_t row = begin; row < end; row++) {
-                                         if (!choose_row(*a, head, row, scratch)) housed = false;
-                                       }
-                                     });
-    return status == kOk && !housed ? kBadPartition : status;
-  });
+RESIDUA_PRIMITIVE(choose_slots, ChooseArgs) {
+  const int64_t named = a.heads / a.heads_per_kv * a.kv_groups;
+  // Without merged slots there is one for every group that may be skipped; groups that are always kept (pinned keys)
+  // may come on top.
+  const int64_t neighbourhoods = std::max<int64_t>(1, a.merged);
+  const auto known = [&](int64_t slot) { return slot >= 0 && slot < neighbourhoods; };
+  if (!std::all_of(a.near, a.near + named, known)) return kBadPartition;
+  const size_t bytes = a.kv_groups * sizeof(uint64_t) + (a.single + a.merged) * sizeof(float);
+  const int64_t used = threads_for(threads, 16 * a.heads * a.query_groups * a.kv_groups);
+  std::atomic<bool> housed{true};
+  const Status status = over_parts(used, a.heads, a.query_groups, kSlotRows, bytes,
+                                   [&](int64_t head, int64_t begin, int64_t end, void* scratch) {
+                                     for (int64_t row = begin; row < end; row++) {
+                                       if (!choose_row(a, head, row, scratch)) housed = false;
+                                     }
+                                   });
+  return status == kOk && !housed ? kBadPartition : status;
 }

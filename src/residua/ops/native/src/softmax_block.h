@@ -72,11 +72,11 @@ struct Prefetch {
 struct Split {
   RunningSoftmax state;
   uint8_t* mask;
-  float *scores, *keep;
+  float *scores, *rescale;
 
   Split(Arena& arena, int64_t rows)
       : mask(reinterpret_cast<uint8_t*>(arena.floats(rows * kTile / 4))),
-        scores(arena.floats(kRowBlock * kTile)), keep(arena.floats(kLanesMax)) {}
+        scores(arena.floats(kRowBlock * kTile)), rescale(arena.floats(kLanesMax)) {}
 };
 
 template <class Dot>
@@ -85,7 +85,7 @@ struct SoftmaxBlock {
   float slope;                      // scale * log2(e), positive
   RunningSoftmax state;
   Split* split = nullptr;
-  float *q, *buffer, *columns, *values, *scores, *keep;
+  float *q, *buffer, *columns, *values, *scores, *rescale;
 
   SoftmaxBlock(Arena& arena, int64_t rows, int64_t dim, int64_t value_dim, float scale, RunningSoftmax state)
       : rows(rows), dim(dim), depth(words<Dot>(dim)), width(padded(value_dim)),
@@ -95,9 +95,10 @@ struct SoftmaxBlock {
     columns = arena.floats(kTile * depth);
     values = arena.floats(words<Dot>(kTile) * width);
     scores = arena.floats(kRowBlock * kTile);
-    keep = arena.floats(kLanesMax);
+    rescale = arena.floats(kLanesMax);
   }
 
+  // Row `index` of the block becomes `row`, times a sign of -1, 0 or 1.
   template <class T>
   void set_query(int64_t index, const T* row, float sign) {
     Dot::fill(row, dim, q + index * depth);
@@ -106,6 +107,8 @@ struct SoftmaxBlock {
     }
   }
 
+  // One tile of at most kTile keys and values: packed once, then met by every row of the block. `bias` [kTile] is
+  // added to the raw scores; `next` is prefetched meanwhile. Common head dims get loops of a fixed length.
   template <class T>
   void absorb(const T* const* keys, const T* const* value_rows, int64_t count, int64_t value_dim,
               const float* bias, Prefetch* next) {
@@ -132,6 +135,7 @@ struct SoftmaxBlock {
     with_rows(rows - first, [&](auto rest) { absorb_rows<0, decltype(rest)::value>(first, count, bias); });
   }
 
+  // ROWS rows: score, mask, online softmax, weighted values.
   template <int DEPTH, int ROWS>
   void absorb_rows(int64_t first, int64_t count, const float* bias) {
     const int64_t deep = DEPTH ? DEPTH : depth;
@@ -141,11 +145,12 @@ struct SoftmaxBlock {
     }
     if (bias || count < kTile) finish_scores<ROWS>(count, bias);
     if (split) absorb_split<ROWS>(first, count);
-    soften<ROWS>(scores, kTile, slope, state.top + first, state.total + first, keep);
+    soften<ROWS>(scores, kTile, slope, state.top + first, state.total + first, rescale);
     Dot::template pack_weights<ROWS>(scores);
-    weighted_sum<ROWS, Dot>(scores, values, words<Dot>(count), width, keep, state.out + first * width);
+    weighted_sum<ROWS, Dot>(scores, values, words<Dot>(count), width, rescale, state.out + first * width);
   }
 
+  // The same scores once more, for the state that sees only the keys of the mask.
   template <int ROWS>
   void absorb_split(int64_t first, int64_t count) {
     const uint8_t* mask = split->mask + first * kTile;
@@ -154,12 +159,13 @@ struct SoftmaxBlock {
     if (!any) return;
     for (int i = 0; i < ROWS * kTile; i++) split->scores[i] = mask[i] ? scores[i] : -kInf;
     RunningSoftmax& part = split->state;
-    soften<ROWS>(split->scores, kTile, slope, part.top + first, part.total + first, split->keep);
+    soften<ROWS>(split->scores, kTile, slope, part.top + first, part.total + first, split->rescale);
     Dot::template pack_weights<ROWS>(split->scores);
-    weighted_sum<ROWS, Dot>(split->scores, values, words<Dot>(count), width, split->keep,
+    weighted_sum<ROWS, Dot>(split->scores, values, words<Dot>(count), width, split->rescale,
                             part.out + first * width);
   }
 
+  // Adds the bias, and switches off what is behind the last key.
   template <int ROWS>
   void finish_scores(int64_t count, const float* bias) {
     for (int i = 0; i < ROWS; i++) {

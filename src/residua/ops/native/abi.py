@@ -208,7 +208,6 @@ class ChooseArgs(Args):
     )
 
 
-
 def structs() -> dict[str, int]:
     """Names and sizes of the structs above, which must be those of the library."""
     return {kind.__name__: ctypes.sizeof(kind) for kind in Args.__subclasses__()}

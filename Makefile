@@ -63,7 +63,7 @@ lint: $(INSTALLED)
 
 # Compiles every GPU kernel for every architecture; needs no GPU.
 kernels: $(TEST_INSTALLED)
-	$(BIN)/residua doctor --compile-kernels
+	$(BIN)/python -m dev.gate
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .

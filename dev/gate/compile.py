@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 from dev.gate.cases import Case, cases
@@ -20,9 +20,6 @@ from residua.errors import BackendError
 from residua.ops.triton.backend import TritonBackend
 from residua.ops.triton.entry import interpreting
 from residua.util.processes import in_processes
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # shared memory that one block may use, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
@@ -160,14 +157,10 @@ def run_gate(
         raise BackendError(f"sm_{unknown[0]} is not known to the gate; there are: {sorted(SHARED_LIMIT)}")
     chosen = [index for index, case in enumerate(cases()) if case.everyday or not everyday]
     jobs = [(index, arch) for arch in architectures for index in chosen]
+    workers = workers or min(8, os.cpu_count() or 1)
     found: dict[str, Compiled] = {}
-    if workers == 1:
-        for rows in map(_work, jobs):
-            found = {**rows, **found}
-        return list(found.values())
-    for rows in in_processes(_work, jobs, workers or min(8, os.cpu_count() or 1), chunksize=4):
-        for key, row in rows.items():
-            found.setdefault(key, row)
+    for rows in map(_work, jobs) if workers == 1 else in_processes(_work, jobs, workers, chunksize=4):
+        found = found | rows | found  # the first one stays
     return list(found.values())
 
 
@@ -180,59 +173,3 @@ def verdict(rows: Sequence[Compiled]) -> str:
     if failed:
         return f"{len(failed)} of {len(rows)} compiled kernels fail the gate:\n  " + "\n  ".join(failed)
     return f"{len(rows)} compiled kernels, 0 spills, shared memory below every limit"
-
-
-def _grid(rows: Sequence[Compiled]) -> tuple[list[int], dict[tuple[str, str], dict[int, Compiled]]]:
-    """Of a variant that is compiled with several tiles the worst: one that fails, or the most registers."""
-    grid: dict[tuple[str, str], dict[int, Compiled]] = {}
-    for row in sorted(rows, key=lambda r: r.kernel):
-        found = grid.setdefault((row.kernel, row.variant), {})
-        found[row.arch] = max(found.get(row.arch, row), row, key=lambda r: (bool(r.problems), r.registers))
-    return sorted({row.arch for row in rows}), grid
-
-
-def _cell(row: Compiled | None) -> str:
-    if row is None:
-        return ""
-    if row.problems:
-        return f"FAIL: {'; '.join(row.problems)}"
-    parts = [f"{row.registers} regs", f"{row.shared / 1024:.1f} KiB", row.instruction]
-    return ", ".join(filter(None, parts))
-
-
-def table(rows: Sequence[Compiled]) -> Table:
-    """The result for a terminal."""
-    from rich.table import Table
-
-    architectures, grid = _grid(rows)
-    shown = Table(title=verdict(rows).splitlines()[0])
-    for column in ("kernel", "variant", *(f"sm_{arch}" for arch in architectures)):
-        shown.add_column(column)
-    for (kernel, variant), found in grid.items():
-        cells = [_cell(found.get(arch)) for arch in architectures]
-        shown.add_row(kernel, variant, *(f"[red]{c}" if c.startswith("FAIL") else c for c in cells))
-    return shown
-
-
-def markdown(rows: Sequence[Compiled]) -> str:
-    """The page docs/gpu-kernels.md."""
-    import triton
-
-    architectures, grid = _grid(rows)
-    lines = [
-        "# The GPU kernels, compiled",
-        "",
-        f"Written by `residua doctor --compile-kernels` with Triton {triton.__version__}: {verdict(rows)}.",
-        "Every kernel is compiled, not run, as it is launched at 75,600 tokens and 40 heads: registers per",
-        "thread, shared memory per block, and the instruction that multiplies; of a kernel with several",
-        "tiles, the one with the most registers. Limits of shared memory: "
-        + ", ".join(f"sm_{arch} {SHARED_LIMIT[arch] // 1024} KiB" for arch in architectures)
-        + ".",
-        "",
-        "| kernel | variant | " + " | ".join(f"sm_{arch}" for arch in architectures) + " |",
-        "|---|---|" + "---|" * len(architectures),
-    ]
-    for (kernel, variant), found in grid.items():
-        cells = " | ".join(_cell(found.get(arch)) for arch in architectures)
-        lines.append(f"| {kernel} | {variant} | {cells} |")
-    return "\n".join(lines) + "\n"

@@ -4,13 +4,13 @@ compiled for the comparison and never run."""
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from dev.gate.compile import compile_only
+from dev.gpu_model.model import STALL, Estimate
+from dev.gpu_model.sass import Code, read_code
 
 TILES = (128, 64, 8, 3)  # rows, keys, warps, stages: those of the sparse kernel
 
@@ -61,27 +61,24 @@ def flash_kernel(
     tl.store(LSE + head * N + rows, top + tl.log2(total), mask=rows < N)
 
 
-def compile_flash(arch: int, head_dim: int = 128, tiles: tuple[int, int, int, int] = TILES) -> Any:
+def compile_flash(arch: int, head_dim: int = 128) -> Code:
     """The kernel compiled for sm_`arch`, bf16, at a length that is a multiple of its tiles."""
     tokens, heads = 75776, 40
     x = torch.empty(heads, tokens, head_dim, dtype=torch.bfloat16, device="meta")
     lse = torch.empty(heads, tokens, device="meta")
-    rows, keys, warps, stages = tiles
+    rows, keys, warps, stages = TILES
+    sizes = {"BM": rows, "BN": keys, "D": head_dim, "num_warps": warps, "num_stages": stages}
     with compile_only(arch) as seen:
-        flash_kernel[(tokens // rows, heads)](
-            x,
-            x,
-            x,
-            x,
-            lse,
-            0.1,
-            tokens,
-            x.stride(0),
-            x.stride(1),
-            BM=rows,
-            BN=keys,
-            D=head_dim,
-            num_warps=warps,
-            num_stages=stages,
-        )
-    return seen[0]
+        flash_kernel[(tokens // rows, heads)](x, x, x, x, lse, 0.1, tokens, x.stride(0), x.stride(1), **sizes)
+    return read_code(seen[0])
+
+
+def flash_ms(found: Estimate, code: Code) -> float:
+    """Dense attention by that kernel, in the terms of the same model."""
+    rows, keys, *_ = TILES
+    gpu, task, loop = found.gpu, found.task, code.products[0]
+    trips = task.heads * -(-task.tokens // rows) * -(-task.tokens // keys)
+    flops = 4 * rows * keys * task.head_dim
+    turns = code.warps / 4
+    cycles = max(turns * loop.instructions, flops / gpu.mma + turns * loop.dependent)
+    return 1e3 * STALL * trips * cycles / gpu.processors / gpu.clock

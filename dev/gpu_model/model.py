@@ -35,6 +35,8 @@ WARP_KERNELS = ("slots", "covariance", "key_covariance")  # too few rows for the
 LIBRARY_MMA = 0.5  # share of the matrix rate that a product of torch in 16 bits reaches
 REGISTERS = 65536
 
+Codes = dict[tuple[Any, ...], Code]  # by signature
+
 ASSUMPTIONS = (
     "nothing was run on a GPU: launches, bytes, memory and instructions are counted, times are computed",
     f"kernels that multiply take {STALL} x the ideal time; softmax arithmetic waits for the matrix "
@@ -116,6 +118,11 @@ class Estimate:
         return (self.estimated_ms + others * self.kept.estimated_ms) / self.regroup_every
 
     @property
+    def attend_instructions(self) -> int:
+        """Per 64 keys and warp, of the attention kernel."""
+        return next(k for k in self.kernels if k.kernel == "attend" and k.stage == "attention").instructions[0]
+
+    @property
     def dense_tflop(self) -> float:
         return 4 * self.task.tokens**2 * self.task.head_dim * self.task.heads / 1e12
 
@@ -148,20 +155,22 @@ class Estimate:
         }
 
 
-def estimate(task: Task, gpu: Gpu, workers: int | None = None, config: Config | None = None) -> Estimate:
+def estimate(task: Task, gpu: Gpu, workers: int | None = None, codes: Codes | None = None) -> Estimate:
     """Traces the call, compiles what it launches, counts, and adds up.
 
     Args:
         task: the call.
         gpu: the GPU.
         workers: processes that compile; None: one per core, two at most.
-        config: settings; None: the defaults at the task's density.
+        codes: what was compiled before for this architecture; what is compiled now is put into it.
     """
-    config = config or Config(density=task.density)
+    config, codes = Config(density=task.density), {} if codes is None else codes
     traces = trace_both(config, task, gpu)
+    new = {signature(x): x for trace in traces for x in trace.launches if signature(x) not in codes}
+    codes.update(zip(new, compile_launches(list(new.values()), gpu.arch, workers), strict=True))
     tiles = tiles_of(traces[0], task)
-    codes = compile_launches([x for trace in traces for x in trace.launches], gpu.arch, workers)
-    return add_both(task, gpu, traces, tiles, codes, config.regroup_every)
+    found, *kept = (add_up(task, gpu, trace, tiles, codes) for trace in traces)
+    return replace(found, kept=kept[0] if kept else None, regroup_every=config.regroup_every)
 
 
 def trace_both(config: Config, task: Task, gpu: Gpu) -> list[Trace]:
@@ -172,20 +181,6 @@ def trace_both(config: Config, task: Task, gpu: Gpu) -> list[Trace]:
     # An interrupt in a tensor without memory would pass through C++ that lets no exception out, and abort.
     with uninterrupted():
         return [trace_call(one, **shape, **device) for one in both]  # type: ignore[arg-type]
-
-
-def add_both(
-    task: Task,
-    gpu: Gpu,
-    traces: Sequence[Trace],
-    tiles: RouteTiles,
-    codes: dict[tuple[Any, ...], Code],
-    regroup_every: int,
-) -> Estimate:
-    """The estimate of the call that clusters, with that of the other one in it."""
-    found = [add_up(task, gpu, trace, tiles, codes) for trace in traces]
-    kept = found[1] if len(found) > 1 else None
-    return replace(found[0], kept=kept, regroup_every=regroup_every)
 
 
 def tiles_of(trace: Trace, task: Task) -> RouteTiles:
@@ -204,14 +199,11 @@ def signature(launch: Launch) -> tuple[Any, ...]:
     return (launch.kernel.fn.__name__, shapes, fixed, tuple(sorted(launch.options.items())))
 
 
-def compile_launches(launches: Sequence[Launch], arch: int, workers: int | None = None) -> dict[tuple[Any, ...], Code]:
-    """The machine code of every distinct kernel among the launches."""
-    distinct = {signature(launch): launch for launch in launches}
-    jobs = [(x.kernel.fn.__module__, x.kernel.fn.__name__, x.arguments, x.options, arch) for x in distinct.values()]
+def compile_launches(launches: Sequence[Launch], arch: int, workers: int | None = None) -> list[Code]:
+    """The machine code of every launch."""
+    jobs = [(x.kernel.fn.__module__, x.kernel.fn.__name__, x.arguments, x.options, arch) for x in launches]
     workers = workers or min(2, os.cpu_count() or 1)
-    if workers == 1:
-        return dict(zip(distinct, map(_compile, jobs), strict=True))
-    return dict(zip(distinct, in_processes(_compile, jobs, workers), strict=True))
+    return list(map(_compile, jobs) if workers == 1 or not jobs else in_processes(_compile, jobs, workers))
 
 
 def _compile(job: tuple[str, str, dict[str, Any], dict[str, Any], int]) -> Code:
@@ -276,36 +268,23 @@ def operation_ms(op: Operation, gpu: Gpu) -> tuple[float, str]:
     return times[bound], bound
 
 
-def add_up(task: Task, gpu: Gpu, trace: Trace, tiles: RouteTiles, codes: dict[tuple[Any, ...], Code]) -> Estimate:
+def add_up(task: Task, gpu: Gpu, trace: Trace, tiles: RouteTiles, codes: Codes) -> Estimate:
     """Every operation and launch in its stage, then the stages."""
-    kernels: dict[tuple[Any, ...], KernelCost] = {}
+    launches: dict[tuple[Any, ...], list[tuple[Launch, Work, float, str]]] = {}
     spent: dict[str, dict[str, float]] = {stage: {} for stage in trace.stages}
     for launch in trace.launches:
-        code, work = codes[signature(launch)], work_of(launch, tiles)
-        ms, bound = kernel_ms(work, code, launch.grid, gpu)
-        key = (launch.stage, signature(launch))
-        known = kernels.get(key)
-        kernels[key] = KernelCost(
-            launch.stage,
-            launch.name,
-            1 + (known.launches if known else 0),
-            code.registers,
-            occupancy(code, gpu),
-            tuple(loop.instructions for loop in code.products),
-            work.bytes / 1e9 + (known.gigabytes if known else 0.0),
-            work.flops / 1e12 + (known.issued_tflop if known else 0.0),
-            work.useful / 1e12 + (known.useful_tflop if known else 0.0),
-            ms + (known.ms if known else 0.0),
-            bound,
-        )
+        key, work = signature(launch), work_of(launch, tiles)
+        ms, bound = kernel_ms(work, codes[key], launch.grid, gpu)
+        launches.setdefault((launch.stage, key), []).append((launch, work, ms, bound))
         spent[launch.stage][bound] = spent[launch.stage].get(bound, 0.0) + ms
     for op in trace.operations:
         ms, bound = operation_ms(op, gpu)
         spent[op.stage][bound] = spent[op.stage].get(bound, 0.0) + ms
+    kernels = [_kernel_cost(stage, codes[key], gpu, same) for (stage, key), same in launches.items()]
     stages = []
     for stage in trace.stages:
         operations = [op for op in trace.operations if op.stage == stage]
-        own = [kernel for kernel in kernels.values() if kernel.stage == stage]
+        own = [kernel for kernel in kernels if kernel.stage == stage]
         flops = sum(op.flops for op in operations) / 1e12
         stages.append(
             StageCost(
@@ -329,6 +308,23 @@ def add_up(task: Task, gpu: Gpu, trace: Trace, tiles: RouteTiles, codes: dict[tu
         trace.peak_bytes / 2**30,
         tiles,
         tuple(stages),
-        tuple(sorted(kernels.values(), key=lambda kernel: -kernel.ms)),
+        tuple(sorted(kernels, key=lambda kernel: -kernel.ms)),
         host,
+    )
+
+
+def _kernel_cost(stage: str, code: Code, gpu: Gpu, same: list[tuple[Launch, Work, float, str]]) -> KernelCost:
+    """All launches of one compiled kernel in one stage."""
+    return KernelCost(
+        stage=stage,
+        kernel=same[0][0].name,
+        launches=len(same),
+        registers=code.registers,
+        occupancy=occupancy(code, gpu),
+        instructions=tuple(loop.instructions for loop in code.products),
+        gigabytes=sum(work.bytes / 1e9 for _, work, _, _ in same),
+        issued_tflop=sum(work.flops / 1e12 for _, work, _, _ in same),
+        useful_tflop=sum(work.useful / 1e12 for _, work, _, _ in same),
+        ms=sum(ms for _, _, ms, _ in same),
+        bound=same[-1][3],
     )

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
-from dev.gpu_model.model import Estimate, Task, add_both, compile_launches, signature, tiles_of, trace_both
-from residua.config import Config
+from dev.gpu_model.model import Codes, Estimate, Task, estimate
 from residua.hosts.break_even import FILE
 from residua.hosts.gpus import GPUS
 
@@ -17,7 +17,6 @@ TOKENS = (8192, 32768, 75600)
 DENSITIES = (0.05, 0.22)
 HEADS = (8, 40)  # two counts give the part that does not depend on them
 HEAD_DIM = 128
-Codes = dict[int, dict[tuple[Any, ...], Any]]  # by architecture and signature
 
 
 def make_table(
@@ -25,32 +24,19 @@ def make_table(
     tokens: Sequence[int] = TOKENS,
     densities: Sequence[float] = DENSITIES,
     workers: int | None = None,
-    codes: Codes | None = None,
+    codes: dict[int, Codes] | None = None,
 ) -> dict[str, Any]:
     """For every GPU, token count and density: milliseconds of a warm call, fixed and per head, launches and
-    memory. What is compiled on the way is put into `codes`."""
+    memory. What is compiled on the way is put into `codes`, by architecture."""
     codes = {} if codes is None else codes
     rows = []
-    for name in names:
-        known = codes.setdefault(GPUS[name].arch, {})
-        for count in tokens:
-            for density in densities:
-                few, many = (_estimate(name, count, density, heads, known, workers) for heads in HEADS)
-                rows.append({"gpu": name, "tokens": count, "density": density} | _line(few, many))
-                print(f"{name}, {count} tokens, density {density}", file=sys.stderr, flush=True)
+    for name, count, density in product(names, tokens, densities):
+        gpu = GPUS[name]
+        known = codes.setdefault(gpu.arch, {})
+        few, many = (estimate(Task(count, heads, HEAD_DIM, density), gpu, workers, known) for heads in HEADS)
+        rows.append({"gpu": name, "tokens": count, "density": density} | _line(few, many))
+        print(f"{name}, {count} tokens, density {density}", file=sys.stderr, flush=True)
     return {"head_dim": HEAD_DIM, "calls": rows}
-
-
-def _estimate(
-    name: str, tokens: int, density: float, heads: int, codes: dict[tuple[Any, ...], Any], workers: int | None
-) -> Estimate:
-    """One estimate; what was compiled before for the same architecture is in `codes`, and stays there."""
-    gpu, task, config = GPUS[name], Task(tokens, heads, HEAD_DIM, density), Config(density=density)
-    traces = trace_both(config, task, gpu)
-    new = [x for trace in traces for x in trace.launches if signature(x) not in codes]
-    codes |= compile_launches(new, gpu.arch, workers) if new else {}
-    tiles = tiles_of(traces[0], task)
-    return add_both(task, gpu, traces, tiles, codes, config.regroup_every)
 
 
 def _mean_ms(found: Estimate, stage: str) -> float:
@@ -80,7 +66,7 @@ def _line(few: Estimate, many: Estimate) -> dict[str, float]:
 def write(names: Sequence[str]) -> None:
     """Puts the GPUs of those names into the table, one after the other, and leaves the others in it as they
     are."""
-    codes: Codes = {}
+    codes: dict[int, Codes] = {}
     for name in names:
         made = make_table([name], codes=codes)["calls"]
         kept = json.loads(FILE.read_text())["calls"] if FILE.exists() else []

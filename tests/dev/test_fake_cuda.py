@@ -167,8 +167,9 @@ IMAGINED = """
 from dev.gpu_model.trace import trace_call
 from residua.config import Config
 trace_call(Config(), tokens=2048, heads=2, head_dim=128, arch=90)
-from residua.ops.triton import attend_tiles, gate, rows, small_kmeans, split
-with gate.compile_only(89):
+from dev.gate.compile import compile_only
+from residua.ops.triton import attend_tiles, rows, small_kmeans, split
+with compile_only(89):
     print({module.architecture() for module in (attend_tiles, rows, small_kmeans, split)})
 """
 

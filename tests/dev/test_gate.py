@@ -17,17 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import residua
+from dev.gate import __main__ as command
 from dev.gate import compile as gate
 from dev.gate.cases import Case, cases, empty, route, tokens
+from dev.gpu_model.trace import WAITS
 from residua.errors import BackendError
 from residua.ops import triton as package
 from residua.ops.triton import TritonBackend
 from residua.ops.triton.shapes import Tiles, imagined_gpu
 
 pytestmark = pytest.mark.slow
-
-# operations that wait for the device on CUDA: each reads a value to the host
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "bincount", "equal", "is_nonzero"}
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def test_every_kernel_is_in_the_gate():
 
 COMPILE = """
 import json, sys
-from residua.ops.triton import gate
+from dev.gate import compile as gate
 rows = gate.run_gate([int(sys.argv[1])], workers=1, everyday=True)
 print(json.dumps([[r.kernel, r.variant, r.problems, r.registers, r.instruction] for r in rows]))
 """
@@ -130,10 +129,10 @@ def test_the_report():
     bad = gate.Compiled("attend", "D=64 bf16", 80, 255, 40, 65536, 8, "none")
     assert gate.passed([good])
     assert bad.problems == ["spills 40 bytes", "the compiler dropped its products"]
-    page = gate.markdown([good, bad])
+    page = command.markdown([good, bad])
     failure = "FAIL: spills 40 bytes; the compiler dropped its products"
     assert f"| attend | D=64 bf16 | {failure} | 120 regs, 64.0 KiB, wgmma |" in page
-    assert gate.table([good, bad]).row_count == 1
+    assert len(command.table([good, bad]).rows) == 1
 
 
 def test_the_report_shows_the_worst_tile_of_a_variant():
@@ -141,8 +140,8 @@ def test_the_report_shows_the_worst_tile_of_a_variant():
     low = gate.Compiled("attend", "D=64 bf16", 90, 108, 0, 32768, 4, "wgmma")
     spills = gate.Compiled("attend", "D=64 bf16", 90, 100, 32, 32768, 4, "wgmma")
     for rows in ([tall, low], [low, tall]):
-        assert "| attend | D=64 bf16 | 128 regs, 64.0 KiB, wgmma |" in gate.markdown(rows)
-    assert "| FAIL: spills 32 bytes |" in gate.markdown([tall, spills, low])
+        assert "| attend | D=64 bf16 | 128 regs, 64.0 KiB, wgmma |" in command.markdown(rows)
+    assert "| FAIL: spills 32 bytes |" in command.markdown([tall, spills, low])
 
 
 def test_the_gate_refuses_what_it_cannot_judge(monkeypatch):

@@ -10,10 +10,10 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from dev.gate.cubin import spilled
 from dev.gpu_model import model
-from dev.gpu_model.report import yardstick
+from dev.gpu_model.__main__ import make_task
+from dev.gpu_model.flash import compile_flash
 from dev.gpu_model.route import count_tiles, pack, real_route
 from dev.gpu_model.sass import Code, Loop, _natural_loops, _parse
-from dev.gpu_model.task import make_task
 from dev.gpu_model.work import Work
 from residua.errors import InputError
 from residua.hosts.gpus import GPUS, H100, find_gpu
@@ -86,7 +86,7 @@ def test_instructions_stay_near_a_plain_dense_kernel(gpu):
     with gate.compile_only(gpu.arch) as seen:
         launch(TritonBackend())
     codes = [model.read_code(k) for k in seen if k.metadata.name == "attend_kernel"]
-    flash = yardstick(gpu, 128).products[0].instructions
+    flash = compile_flash(gpu.arch).products[0].instructions
     assert [len(code.products) for code in codes] == [3, 3]  # full tiles, cut tiles, summary
     assert max(code.products[0].instructions for code in codes) <= 1.15 * flash
 

@@ -15,7 +15,7 @@ import torch
 import residua
 from residua.ops.native import NativeBackend
 from residua.ops.torch_backend import TorchBackend
-from residua.tools.bench.attention import write_json
+from residua.util.json_text import write_json
 from tests.fuzz import load
 
 LIMITED = """

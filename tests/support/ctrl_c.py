@@ -12,12 +12,15 @@ import signal
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from residua.hosts.diffusers import dispatch
 from residua.tools.capture import CaptureWriter, read_captures
+from residua.tools.cli import app
 from residua.util.files import MARKER
 from residua.world.held_out import DEMO_PROMPT, TUNING_PROMPTS
 from tests.support.command import run
@@ -75,10 +78,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "bench attention": ("bench", "attention", "--tokens", "64", *CALL, "--json", "out/one.json"),
     "bench sweep": ("bench", "sweep", "--tokens", "64,128", "--densities", "0.5", *CALL, "--out", "out"),
     "bench synthetic": ("bench", "synthetic", "--tokens", "64", "--heads", "1", "--head-dim", "16"),
-    "bench gpu": (
-        "bench", "gpu", "--static", "--tokens", "4096", "--heads", "1", "--head-dim", "64", "--json",
-        "out/static.json",
-    ),
+    "dev.gpu_model": ("--tokens", "4096", "--heads", "1", "--head-dim", "64", "--json", "out/static.json"),
     "evaluate": ("evaluate", "SUITE", "--out", "out", "--ray", "off"),
     "plan": ("plan", "wan2.2", "--json", "out/plan.json"),
     "doctor": ("doctor",),
@@ -101,6 +101,12 @@ def prepare(folder: Path) -> dict[str, str]:
     return {"WEIGHTS": str(folder / "weights"), "CALLS": str(folder / "calls"), "SUITE": str(suite)}
 
 
+def command(name: str, files: dict[str, str], *more: str) -> Any:
+    """Runs a command of `residua`, or one in dev/."""
+    of = import_module(f"{name}.__main__").app if name.startswith("dev.") else app
+    return run(*arguments(name, files), *more, of=of)
+
+
 def arguments(name: str, files: dict[str, str]) -> list[str]:
     return [files.get(word, word) for word in COMMANDS[name]]
 
@@ -117,7 +123,7 @@ def interrupt(name: str, files: dict[str, str], place: Place) -> None:
     streams, threads = (sys.stdout, sys.stderr), torch.get_num_threads()
     try:
         with interrupted_at(place) as sent:
-            found = run(*arguments(name, files))
+            found = command(name, files)
     except KeyboardInterrupt:  # while the command is built, before it begins: `residua.__main__` answers
         assert place.file == "tools/cli/app.py" and "__init__" in place.function, place
         return
@@ -169,7 +175,7 @@ def finish(name: str, files: dict[str, str]) -> None:
     """The same command again ends well, and keeps what was there."""
     kept = made_so_far(Path())
     writes = name not in RESUMED and any(word.startswith("out") for word in COMMANDS[name])
-    found = run(*arguments(name, files), *(["--force"] if writes else []))
+    found = command(name, files, *(["--force"] if writes else []))
     assert found.exit_code in ENDS.get(name, (0,)), found.output
     after = made_so_far(Path())
     assert name not in RESUMED or {path: after[path] for path in kept} == kept
@@ -179,10 +185,10 @@ def finish(name: str, files: dict[str, str]) -> None:
 def places_of(name: str, files: dict[str, str], work: Path) -> dict[Place, int]:
     """Where a command can be interrupted, once everything is loaded that is loaded once."""
     os.chdir(tempfile.mkdtemp(dir=work))
-    ended = run(*arguments(name, files))
+    ended = command(name, files)
     assert ended.exit_code in ENDS.get(name, (0,)), ended.output
     os.chdir(tempfile.mkdtemp(dir=work))
-    return entries(lambda: run(*arguments(name, files)))
+    return entries(lambda: command(name, files))
 
 
 def try_places(name: str, files: dict[str, str], work: Path, count: int | None) -> tuple[int, list[str]]:

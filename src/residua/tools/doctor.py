@@ -94,7 +94,7 @@ def self_test(device: torch.device | None = None) -> list[dict[str, Any]]:
         if not torch.cuda.is_available():
             raise BackendError(
                 f"torch {torch.__version__} sees no CUDA device, so there is no GPU kernel to test; "
-                "`residua doctor --compile-kernels` compiles them without one"
+                "run it on a machine with a GPU"
             )
         device = torch.device("cuda", torch.cuda.current_device())
     rows = []

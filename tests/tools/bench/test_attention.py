@@ -11,7 +11,7 @@ import torch
 from residua.errors import BackendError, InputError
 from residua.ops.torch_backend import TorchBackend
 from residua.tools.bench import sweep
-from residua.tools.bench.attention import Measurement, Task, measure, write_json
+from residua.tools.bench.attention import Measurement, Task, measure
 from residua.tools.bench.memory import peak_extra_bytes
 from tests.support.command import run
 
@@ -88,12 +88,6 @@ def test_a_sweep_covers_every_pair_and_is_drawn(row, tmp_path):
     rows = [{**row.to_dict(), "task": {**row.to_dict()["task"], "tokens": n}} for n in (256, 512)]
     sweep.plot(rows, tmp_path / "deep" / "sweep.png")
     assert (tmp_path / "deep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_json_is_written_whole(tmp_path):
-    write_json(tmp_path / "a" / "b.json", {"x": 1})
-    assert json.loads((tmp_path / "a" / "b.json").read_text()) == {"x": 1}
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
 
 
 def test_the_command_writes_json_and_never_over_it(tmp_path):

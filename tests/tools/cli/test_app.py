@@ -58,17 +58,6 @@ def test_old_names_are_refused_with_the_new_one(arguments, new):
     assert found.exit_code == 2 and f"is now called {new}" in found.output
 
 
-@pytest.mark.parametrize(
-    "given, wanted",
-    [(("--page", "kernels.md"), "only with --compile-kernels"), (("--compile-kernels", "--json"), "give --page FILE")],
-)
-def test_doctor_refuses_options_that_would_do_nothing(given, wanted, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    found = run("doctor", *given)
-    assert found.exit_code == 2 and wanted in " ".join(found.output.split())
-    assert not list(tmp_path.iterdir())
-
-
 def test_version():
     found = run("--version")
     assert found.exit_code == 0 and found.output == f"residua {residua.__version__}\n"

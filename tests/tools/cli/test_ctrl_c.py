@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 PLACES = 6
 PATIENCE = 900  # seconds; only a test that hangs gets there
-NEEDS = {"bench gpu": "triton"}
+NEEDS = {"dev.gpu_model": "triton"}
 
 
 @pytest.fixture(scope="session")
@@ -105,10 +105,11 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def stopped(arguments: list[str], condition) -> str:
+def stopped(arguments: list[str], condition, program: str = "residua") -> str:
     """What a command printed that got a real Ctrl-C, as a terminal sends it: to all of its processes."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "residua", *arguments],
+        [sys.executable, "-m", program, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -164,7 +165,7 @@ def test_a_real_one_ends_the_processes_that_compile():
     def compiling() -> bool:
         return bool(children())
 
-    stopped(["doctor", "--compile-kernels"], compiling)
+    stopped([], compiling, "dev.gate")
     assert not children()
 
 

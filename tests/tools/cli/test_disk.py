@@ -16,8 +16,8 @@ import torch
 from residua.errors import InputError
 from residua.hosts import make_report
 from residua.tools.bench import sweep
-from residua.tools.bench.attention import write_json
 from residua.tools.capture import CaptureWriter, read_captures
+from residua.util.json_text import write_json
 from residua.util.whole_file import write_text_whole
 from tests.support.command import run
 

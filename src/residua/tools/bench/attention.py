@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ from ...ops.select import choose_backend
 from ...state import State
 from ...synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 from ...types import Call
-from ...util import json_text
-from ...util.whole_file import write_text_whole
 from ..doctor import cpu
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
@@ -179,12 +176,6 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
         threads=torch.get_num_threads(),
         cpu=cpu()["model"],
     )
-
-
-def write_json(path: Path, data: object) -> None:
-    """Writes the file completely or not at all; a link is replaced, not followed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(path, json_text.dumps(data, indent=2) + "\n")
 
 
 def _seconds(work: Callable[[], object]) -> float:

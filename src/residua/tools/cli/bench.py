@@ -10,7 +10,6 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ...errors import BackendError
 from ...util import json_text
 from .app import PlainGroup, app, command, console, figures, readable_errors, show, writable
 from .options import CONCENTRATIONS, RECONSTRUCTIONS, BackendName, ForceFile, numbers, whole_numbers
@@ -46,7 +45,7 @@ def attention(
 ) -> None:
     """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
     with readable_errors():
-        from ..bench.attention import Task, measure, write_json
+        from ..bench.attention import Task, measure
 
         if json_path is not None:
             writable(json_path, force)
@@ -58,7 +57,7 @@ def attention(
             show(_stages(row))
         finally:  # whoever reads the table may have closed the pipe, as `head` does
             if json_path is not None:
-                write_json(json_path, row.to_dict())
+                json_text.write_json(json_path, row.to_dict())
 
 
 @command(bench, epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
@@ -77,7 +76,7 @@ def sweep(
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
     with readable_errors():
         from ..bench import sweep as sweeping
-        from ..bench.attention import Task, measure, write_json
+        from ..bench.attention import Task, measure
 
         files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
         base = Task(
@@ -92,7 +91,7 @@ def sweep(
                 bar.update(line, description=f"{task.tokens:,} tokens at {task.density:g}")
                 rows.append(measure(task))
                 bar.advance(line)
-                write_json(files[0], [row.to_dict() for row in rows])
+                json_text.write_json(files[0], [row.to_dict() for row in rows])
         sweeping.plot([row.to_dict() for row in rows], files[1])
         show(_table(rows))
         console.print(f"wrote {files[0]} and {files[1]}")
@@ -149,86 +148,35 @@ def synthetic(
     )
 
 
-@command(
-    bench,
-    epilog="Examples:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json;  "
-    "residua bench gpu --static --gpu h100 --model wan2.2",
-)
+@command(bench, epilog="Example:  residua bench gpu --tokens 75600 --heads 24 --json gpu.json")
 def gpu(
-    tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of the call.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
-    head_dim: Annotated[int | None, typer.Option(min=8, help="Channels of a head.")] = None,
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens of the call.")] = 75600,
+    heads: Heads = 24,
+    head_dim: HeadDim = 128,
     density: Annotated[float, typer.Option(help="Share of dense attention that a call may spend.")] = 0.22,
     dtype: Dtype = "bf16",
     repeats: Repeats = 10,
-    static: Annotated[
-        bool, typer.Option("--static", help="Estimate from counts and machine code; needs no GPU.")
-    ] = False,
-    gpu_name: Annotated[str, typer.Option("--gpu", help="With --static: h100, a100, 4090, 5090, b200, ...")] = "h100",
-    model: Annotated[str | None, typer.Option(help="With --static: the call of a model, such as wan2.2.")] = None,
     json_path: Annotated[
         str | None, typer.Option("--json", help="Also write the figures to this file; - prints only them.")
     ] = None,
     force: ForceFile = False,
 ) -> None:
-    """Measure every backend on an NVIDIA GPU (send us the JSON), or estimate a call without one."""
+    """Measure every backend on an NVIDIA GPU (send us the JSON)."""
     with readable_errors():
-        from ..bench.attention import write_json
+        from ..bench import gpu as measuring
 
         target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
-        if static:
-            report = _estimate(tokens, heads, head_dim, density, gpu_name, model, quiet=json_path == "-")
-        else:
-            report = _measure_gpu(tokens, heads, head_dim, density, dtype, repeats, quiet=json_path == "-")
+        device = measuring.require_gpu()
+        task = measuring.GpuTask(tokens, heads, head_dim, dtype, density, repeats=repeats)
+        with console.status("measuring ...") as status:
+            report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
         if json_path == "-":
             typer.echo(json_text.dumps(report, indent=2))
-        elif target is not None:
-            write_json(target, report)
-
-
-def _estimate(
-    tokens: int | None,
-    heads: int | None,
-    head_dim: int | None,
-    density: float,
-    gpu_name: str,
-    model: str | None,
-    quiet: bool,
-) -> dict:
-    from dev.gate.compile import missing
-    from dev.gpu_model import model as modelling
-    from dev.gpu_model import report
-    from dev.gpu_model.task import make_task
-
-    from ...hosts.gpus import find_gpu
-
-    reason = missing()
-    if reason:
-        raise BackendError(f"a static estimate compiles kernels: {reason}")
-    task, machine = make_task(tokens, heads, head_dim, density, model), find_gpu(gpu_name)
-    with console.status("tracing, routing and compiling ..."):
-        found = modelling.estimate(task, machine)
-        flash = report.yardstick(machine, task.head_dim) if task.head_dim in (64, 128) else None
-    if not quiet:
-        for table in report.tables(found, flash):
+            return
+        for table in measuring.tables(report):
             show(table)
-        for line in report.lines(found, flash):
-            console.print(line, markup=False, highlight=False)
-    return report.to_dict(found, flash)
-
-
-def _measure_gpu(
-    tokens: int | None, heads: int | None, head_dim: int | None, density: float, dtype: str, repeats: int, quiet: bool
-) -> dict:
-    from ..bench import gpu as measuring
-
-    device = measuring.require_gpu()
-    task = measuring.GpuTask(tokens or 75600, heads or 24, head_dim or 128, dtype, density, repeats=repeats)
-    with console.status("measuring ...") as status:
-        report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
-    for table in () if quiet else measuring.tables(report):
-        show(table)
-    return report
+        if target is not None:
+            json_text.write_json(target, report)
 
 
 def _table(rows: list[Measurement]) -> Table:

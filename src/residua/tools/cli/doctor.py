@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ...errors import InputError
 from ...util import json_text
 from .app import command, console, readable_errors
 
 
-@command(epilog="Examples:  residua doctor --json;  residua doctor --compile-kernels")
+@command(epilog="Examples:  residua doctor --json;  residua doctor --self-test")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    compile_kernels: Annotated[
-        bool, typer.Option("--compile-kernels", help="Compile every GPU kernel for every architecture, no GPU needed.")
-    ] = False,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Run every kernel of every GPU backend against plain torch.")
     ] = False,
-    page: Annotated[Path | None, typer.Option(help="With --compile-kernels: write the table here.")] = None,
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
     with readable_errors():
-        if page is not None and not compile_kernels:
-            raise InputError(f"--page {page}: there is a table to write only with --compile-kernels")
-        if as_json and compile_kernels:
-            raise InputError("--json with --compile-kernels: give --page FILE to write its table")
-        if compile_kernels:
-            _compile_kernels(page)
-        elif self_test:
+        if self_test:
             _self_test(as_json)
         else:
             _report(as_json)
@@ -66,22 +54,6 @@ def _self_test(as_json: bool) -> None:
             console.print(table)
             console.print(row["verdict"], markup=False)
     if any(row["reason"] for row in rows):
-        raise typer.Exit(1)
-
-
-def _compile_kernels(page: Path | None) -> None:
-    from dev.gate import compile as gate
-
-    from ...util.whole_file import write_text_whole
-
-    with console.status("compiling the GPU kernels ..."):
-        rows = gate.run_gate()
-    if page is not None:
-        write_text_whole(page, gate.markdown(rows))
-    elif console.is_terminal:
-        console.print(gate.table(rows))
-    console.print(gate.verdict(rows), markup=False)
-    if not gate.passed(rows):
         raise typer.Exit(1)
 
 

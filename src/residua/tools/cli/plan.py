@@ -34,7 +34,6 @@ def plan(
 ) -> None:
     """Estimate tokens, FLOPs, memory and time of a generation as `accelerate` runs it; nothing is run."""
     with readable_errors():
-        from ..bench.attention import write_json
         from ..plan import make_plan
 
         target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
@@ -48,4 +47,4 @@ def plan(
             show(render(made))
         finally:  # whoever reads the table may have closed the pipe, as `head` does
             if target is not None:
-                write_json(target, made.to_dict())
+                json_text.write_json(target, made.to_dict())

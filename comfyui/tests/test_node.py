@@ -180,7 +180,7 @@ def test_an_error_stops_or_goes_on_dense(host, checks, monkeypatch, caplog):
     def fail(*_, **__):
         raise ZeroDivisionError("in the middle")
 
-    monkeypatch.setattr("residua.baselines.methods.attention", fail)
+    monkeypatch.setattr("residua.baselines.own.attention", fail)
     with pytest.raises(ZeroDivisionError):
         host.sample(checks.sparse(model))
     goes_on = checks.sparse(model, on_error="dense")

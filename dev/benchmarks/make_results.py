@@ -34,7 +34,7 @@ STUDIES = {
     "ablations": ("ablate", ("world",)),
     "reconstructions": ("reconstructions", ("world", "world-16k")),
     "budgets": ("budgets", ("world-16k", "world-32k")),
-    "rivals": ("rivals", ("world",)),
+    "baselines": ("baselines", ("world",)),
 }
 # Whole generations: page -> its suite in this folder.
 SUITES = {

@@ -1,4 +1,4 @@
-"""The rivals: dense when nothing is skipped, inside the budget when something is, and what each promises."""
+"""The methods on one task: dense when nothing is skipped, inside the budget when something is, what each promises."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from dataclasses import replace
 import pytest
 import torch
 
+from residua import Config
 from residua.baselines import (
-    RIVALS,
+    METHODS,
+    Method,
     Outcome,
-    Rival,
     Task,
     compensation,
-    find,
+    groups,
     oracle,
     pisa,
-    register,
     selection,
     svg_ear,
     svoo,
-    tiles,
     xattention,
 )
+from residua.baselines import task as tasks
 from residua.errors import InputError
 from residua.method.grouping.kmeans import kmeans
 from residua.method.row_error import relative_row_error, row_errors
 from residua.synthetic import VideoLike, video_like
-from residua.tools.studies.baselines.measure import dense_reference
+from residua.tools.studies.baselines import chosen_methods, dense_reference
 from residua.types import Partition, Route
 
 GRID = (4, 8, 12)
 DENSITIES = (0.12, 0.22, 0.5)
-CELL_BASED = [name for name in RIVALS if name not in ("dense", "paper", "anchored")]
+CELL_BASED = [name for name in METHODS if name not in ("dense", "paper", "authors", "tail", "anchored")]
 
 
 def task_at(density: float, heads: int = 2, backend: str = "torch") -> Task:
     q, k, v = video_like(VideoLike(grid=GRID, heads=heads, head_dim=32, seed=3))
-    return Task(q, k, v, density, 32**-0.5, GRID, (12, 24), backend)
+    config = Config(density=density, query_groups=12, kv_groups=24, backend=backend)
+    return Task(q, k, v, config, 32**-0.5, GRID)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def truth() -> torch.Tensor:
 
 
 def singletons(x: torch.Tensor) -> Partition:
-    return selection.from_places(x, torch.arange(x.shape[2]))
+    return groups.from_places(x, torch.arange(x.shape[2]))
 
 
 def skipped_mass(task: Task, route: Route) -> float:
@@ -55,15 +56,15 @@ def skipped_mass(task: Task, route: Route) -> float:
 
 
 def test_the_reference_is_dense_attention(truth):
-    found = RIVALS["dense"].run(task_at(0.22))
+    found = METHODS["dense"].run(task_at(0.22))
     torch.testing.assert_close(found.out, truth, atol=2e-5, rtol=1e-4)
     assert found.executed == task_at(0.22).possible
 
 
-@pytest.mark.parametrize("name", list(RIVALS))
+@pytest.mark.parametrize("name", list(METHODS))
 def test_nothing_skipped_is_dense(name, truth):
     task = task_at(1.0)
-    found = RIVALS[name].run(task)
+    found = METHODS[name].run(task)
     assert found.executed == task.possible
     torch.testing.assert_close(found.out, truth, atol=2e-5, rtol=1e-4)
 
@@ -72,7 +73,7 @@ def test_nothing_skipped_is_dense(name, truth):
 @pytest.mark.parametrize("name", CELL_BASED)
 def test_pairs_are_those_of_the_mask_and_within_the_target(name, density):
     task = task_at(density)
-    found = RIVALS[name].run(task)
+    found = METHODS[name].run(task)
     route = found.route
     counted = 0
     for h in range(2):
@@ -88,7 +89,7 @@ def test_pairs_are_those_of_the_mask_and_within_the_target(name, density):
 @pytest.mark.parametrize("name", ["window", "sta", "sparge", "xattention", "svg2", "svoo", "hard-drop"])
 def test_hard_drop_attends_to_the_mask_alone(name):
     task = task_at(0.22, heads=1)
-    found = RIVALS[name].run(task)
+    found = METHODS[name].run(task)
     route = found.route
     mask = route.cells[0, 0][route.query.labels[0, 0]][:, route.kv.labels[0, 0]]
     logits = (task.scale * task.q[0, 0] @ task.k[0, 0].mT).masked_fill(~mask, -torch.inf)
@@ -98,21 +99,21 @@ def test_hard_drop_attends_to_the_mask_alone(name):
 
 def test_sparsepr_pays_for_its_probes():
     task = task_at(0.22)
-    found = RIVALS["paper"].run(task)
+    found = METHODS["paper"].run(task)
     rows = found.probe_rows
     assert found.pairs["probe"] == rows.numel() * task.keys
     assert found.executed <= 0.22 * task.possible
     dense = dense_reference(task)[0]
     error = relative_row_error(found.out, dense).gather(-1, rows)
     assert error.max() < 1e-4  # they are the rows that were computed exactly
-    assert all(RIVALS[name].run(task_at(1.0)).probe_rows is None for name in ("paper", "anchored"))
+    assert all(METHODS[name].run(task_at(1.0)).probe_rows is None for name in ("paper", "anchored"))
 
 
 @pytest.mark.parametrize("density", [0.22, 0.5])
 def test_anchored_pays_for_everything_but_grouping(density):
     q, k, v = video_like(VideoLike(grid=(4, 16, 16), heads=1, head_dim=32, seed=3))
-    task = Task(q, k, v, density, 32**-0.5, None, (12, 24), "torch")
-    found = RIVALS["anchored"].run(task)
+    task = Task(q, k, v, Config(density=density, query_groups=12, kv_groups=24, backend="torch"), 32**-0.5)
+    found = METHODS["anchored"].run(task)
     beside = found.products["prediction"] + found.products["compensation"]
     assert beside > 0 and found.pairs["probe"] > 0
     assert found.executed + beside <= density * task.possible + 1  # a half of rounding each
@@ -126,7 +127,7 @@ def test_anchored_pays_for_everything_but_grouping(density):
 @pytest.mark.parametrize("name", CELL_BASED)
 def test_no_route_skips_less_than_the_oracle_on_the_same_cells(name, density):
     task = task_at(density)
-    route = RIVALS[name].run(task).route
+    route = METHODS[name].run(task).route
     mass = oracle.true_mass(task, route.query, route.kv) / route.query.sizes.clamp(min=1)[..., None]
     best = selection.best_per_pair(task, mass.log(), route.query, route.kv)
     sizes = route.kv.sizes[route.kv.sizes > 0]
@@ -137,8 +138,8 @@ def test_no_route_skips_less_than_the_oracle_on_the_same_cells(name, density):
 
 def test_true_mass_is_that_of_the_whole_map(monkeypatch):
     task = task_at(0.22, heads=1)
-    monkeypatch.setattr(oracle, "CHUNK", 5 * task.keys)
-    query, kv = selection.blocks(task, task.q, 12), selection.blocks(task, task.k, 24)
+    monkeypatch.setattr(tasks, "CHUNK", 5 * task.keys)
+    query, kv = groups.blocks_of(task, task.q, 12), groups.blocks_of(task, task.k, 24)
     weights = (task.scale * task.q[0, 0] @ task.k[0, 0].mT).softmax(-1).double()
     rows = torch.nn.functional.one_hot(query.labels[0, 0]).double()
     columns = torch.nn.functional.one_hot(kv.labels[0, 0]).double()
@@ -154,19 +155,18 @@ def some_cells(task: Task, query: Partition, kv: Partition, share: float = 0.2) 
 
 def test_compensation_of_single_keys_is_exact(truth, monkeypatch):
     task = task_at(0.22)
-    monkeypatch.setattr(compensation, "CHUNK", 7 * task.keys)
-    route = some_cells(task, selection.blocks(task, task.q, 12), singletons(task.k))
+    monkeypatch.setattr(tasks, "CHUNK", 7 * task.keys)
+    route = some_cells(task, groups.blocks_of(task, task.q, 12), singletons(task.k))
     out, _ = compensation.merge(*task.attend(route), compensation.skipped_part(task, route))
     torch.testing.assert_close(out, truth, atol=2e-5, rtol=1e-4)
     error = svg_ear.compensation_error(task, route.query, route.kv)
     torch.testing.assert_close(error, torch.zeros_like(error), atol=1e-5, rtol=0)
-    score = selection.centroid_scores(task, route.query, route.kv)
-    torch.testing.assert_close(pisa.taylor(task, route, score, 1)[0], truth, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(pisa.taylor(task, route, *task.attend(route), 1)[0], truth, atol=2e-5, rtol=1e-4)
 
 
 def test_compensation_counts_rows_times_skipped_groups():
     task = task_at(0.22)
-    route = some_cells(task, selection.blocks(task, task.q, 12), selection.blocks(task, task.k, 24))
+    route = some_cells(task, groups.blocks_of(task, task.q, 12), groups.blocks_of(task, task.k, 24))
     rows = torch.stack([(~route.cells[0, h][route.query.labels[0, h]]).sum() for h in range(2)])
     assert compensation.skipped_products(task, route) == int(rows.sum())
 
@@ -177,24 +177,22 @@ def clustered(spread: float) -> Task:
     centres = torch.randn(6, 8, generator=generator).repeat_interleave(10, 0)
     k = centres + spread * torch.randn(60, 8, generator=generator)
     q, v = torch.randn(40, 8, generator=generator), torch.randn(60, 8, generator=generator)
-    task = Task(q[None, None], k[None, None], v[None, None], 0.5, 0.35, None, (40, 6), "reference")
-    return task
+    config = Config(density=0.5, query_groups=40, kv_groups=6, backend="reference")
+    return Task(q[None, None], k[None, None], v[None, None], config, 0.35)
 
 
 def taylor_error(spread: float, order: int) -> float:
     task = clustered(spread)
-    route = some_cells(task, singletons(task.q), selection.from_places(task.k, torch.arange(60) // 10), 0.4)
-    score = selection.centroid_scores(task, route.query, route.kv)
-    out, *_ = pisa.taylor(task, route, score, order)
+    route = some_cells(task, singletons(task.q), groups.from_places(task.k, torch.arange(60) // 10), 0.4)
+    out, _ = pisa.taylor(task, route, *task.attend(route), order)
     return row_errors(out, dense_reference(task)[0])[0]
 
 
 def test_taylor_of_order_zero_is_the_centroid_compensation():
     task = clustered(0.3)
-    route = some_cells(task, singletons(task.q), selection.from_places(task.k, torch.arange(60) // 10))
-    score = selection.centroid_scores(task, route.query, route.kv)
+    route = some_cells(task, singletons(task.q), groups.from_places(task.k, torch.arange(60) // 10))
     expected, _ = compensation.merge(*task.attend(route), compensation.skipped_part(task, route))
-    torch.testing.assert_close(pisa.taylor(task, route, score, 0)[0], expected)
+    torch.testing.assert_close(pisa.taylor(task, route, *task.attend(route), 0)[0], expected)
 
 
 @pytest.mark.parametrize(("order", "power"), [(0, 1), (1, 2)])
@@ -220,8 +218,8 @@ def test_antidiagonals_meet_every_row_and_every_column_once():
 
 def test_strided_scores_do_not_depend_on_the_chunk(monkeypatch):
     task = task_at(0.22, heads=1)
-    query = selection.blocks(task, task.q, 12, 16)
-    kv = selection.blocks(task, task.k, 24, 16)
+    query = groups.blocks_of(task, task.q, 12, 16)
+    kv = groups.blocks_of(task, task.k, 24, 16)
     whole = xattention.block_scores(task, query, kv, 16)
     monkeypatch.setattr(xattention, "CHUNK", 1)
     torch.testing.assert_close(xattention.block_scores(task, query, kv, 16), whole)
@@ -230,7 +228,7 @@ def test_strided_scores_do_not_depend_on_the_chunk(monkeypatch):
 
 def test_top_p_keeps_what_a_threshold_would():
     task = task_at(0.3, heads=1)
-    query, kv = selection.blocks(task, task.q, 12), selection.blocks(task, task.k, 24)
+    query, kv = groups.blocks_of(task, task.q, 12), groups.blocks_of(task, task.k, 24)
     score = selection.centroid_scores(task, query, kv)
     cells = selection.top_p(task, score, query, kv).cells
     before = selection.share_before(score)
@@ -240,20 +238,22 @@ def test_top_p_keeps_what_a_threshold_would():
 
 
 def test_tiles_cover_the_grid_and_order_goes_tile_by_tile():
-    labels, middle = tiles.tile_labels((5, 6), (2, 3))
+    labels, middle = groups.tile_labels((5, 6), (2, 3))
     assert labels.bincount().tolist() == [6, 6, 6, 6, 3, 3] and len(middle) == 6
     assert middle[0].tolist() == [0.5, 1.0]
-    assert tiles.tile_shape((1, 64, 64), 64) in [(1, 8, 8), (1, 4, 16), (1, 16, 4)]
-    order = tiles.tile_order((4, 4), 4)
+    assert groups.tile_shape((1, 64, 64), 64) in [(1, 8, 8), (1, 4, 16), (1, 16, 4)]
+    sixteen = torch.zeros(1, 1, 16, 8)
+    on_grid = Task(sixteen, sixteen, sixteen, Config(query_groups=4), 1.0, (4, 4))
+    order = groups.local_order(on_grid, 16)
     assert order.tolist()[:4] == [0, 1, 4, 5] and sorted(order.tolist()) == list(range(16))
 
 
 def test_windows_need_tokens_with_places():
     task = replace(task_at(0.22), grid=None)
-    assert "grid" in (RIVALS["sta"].refuses(task) or "")
-    assert RIVALS["window"].refuses(task) is None
+    assert "grid" in (METHODS["sta"].refuses(task) or "")
+    assert METHODS["window"].refuses(task) is None
     shorter = replace(task, k=task.k[:, :, :100], v=task.v[:, :, :100])
-    assert RIVALS["window"].refuses(shorter)
+    assert METHODS["window"].refuses(shorter)
 
 
 def test_affinities_group_as_the_products_themselves_would():
@@ -266,31 +266,31 @@ def test_affinities_group_as_the_products_themselves_would():
 
 
 def test_the_registry_knows_names_and_refuses_doubles():
-    assert [rival.name for rival in find(["svg2", "dense", "svg2"])] == ["svg2", "dense"]
-    assert len(find(None)) == len(RIVALS)
-    with pytest.raises(InputError, match="no method nothing; there are: dense"):
-        find(["nothing"])
+    assert [method.name for method in chosen_methods(["svg2", "dense", "svg2"])] == ["svg2", "dense"]
+    assert len(chosen_methods(None)) == len(METHODS) - 2  # variants of Residua's own only if they are named
+    with pytest.raises(InputError, match="method 'nothing' is not known; there are: 'dense'"):
+        chosen_methods(["nothing"])
 
-    class Double(Rival):
+    class Double(Method):
         name = "svg2"
 
-    with pytest.raises(ValueError, match="two of kind rival"):
-        register(Double)
-    for rival in RIVALS.values():
-        assert rival.title and rival.source and rival.simplified
+    with pytest.raises(ValueError, match="two of kind method"):
+        METHODS.register(Double)
+    for method in METHODS.values():
+        assert method.title and method.source and method.simplified
 
 
 def test_repeats_are_bit_identical():
-    for rival in RIVALS.values():
-        if rival.name != "dense":
-            assert torch.equal(rival.run(task_at(0.22, 1)).out, rival.run(task_at(0.22, 1)).out), rival.name
+    for method in METHODS.values():
+        if method.name != "dense":
+            assert torch.equal(method.run(task_at(0.22, 1)).out, method.run(task_at(0.22, 1)).out), method.name
 
 
 def test_queries_and_keys_may_differ_in_number():
     task = task_at(0.3)
     task = replace(task, k=task.k[:, :, :200].contiguous(), v=task.v[:, :, :200].contiguous(), grid=None)
-    for rival in RIVALS.values():
-        if rival.refuses(task) is None:
-            found = rival.run(task)
+    for method in METHODS.values():
+        if method.refuses(task) is None:
+            found = method.run(task)
             assert isinstance(found, Outcome) and found.out.shape == task.q.shape
-            assert found.executed <= 0.3 * task.possible or rival.reference
+            assert found.executed <= 0.3 * task.possible or method.reference or method.name == "authors"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from residua import Config, InputError, State
-from residua.baselines.methods import METHODS, RIVALS, Method, find_method, method_names
+from residua.baselines import METHODS, Method, find_method, method_names
 from residua.method.budget import SharedBudget
 from residua.synthetic import VideoLike, video_like
 from tests.support.oracle import masked_attention
@@ -118,11 +118,14 @@ def test_tiles_without_a_grid_are_refused():
 
 
 def test_names_are_known_and_new():
-    with pytest.raises(InputError, match=r"method='magic' is not known; wanted one of anchored, paper"):
+    with pytest.raises(InputError, match=r"method='magic' is not known; wanted one of .*hard-drop, paper.*, anchored"):
         find_method("magic")
+    for name in ("dense", "oracle"):  # references
+        assert METHODS[name].reference
+        with pytest.raises(InputError, match=f"method='{name}' is not known"):
+            find_method(name)
     with pytest.raises(ValueError, match="two of kind method"):
         METHODS.add(METHODS["anchored"])
-    assert [find_method(name).name for name in RIVALS] == list(RIVALS)  # written out, and as registered
     for name in method_names():
         method = find_method(name)
         assert isinstance(method, Method) and method.title and method.source and method.simplified

@@ -226,7 +226,7 @@ def test_an_error_stops_unless_the_host_says_otherwise(monkeypatch, caplog):
     stops, goes_on = host_with(), host_with(on_error="dense")
     for host in (stops, goes_on):
         ask(host, Site(0), qkv)
-    monkeypatch.setattr("residua.baselines.methods.attention", fail)
+    monkeypatch.setattr("residua.baselines.own.attention", fail)
     with pytest.raises(ZeroDivisionError):
         ask(stops, Site(0, 1), qkv)
     for step in (1, 2):
@@ -241,7 +241,7 @@ def test_an_interruption_is_never_swallowed(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("residua.baselines.methods.attention", interrupted)
+    monkeypatch.setattr("residua.baselines.own.attention", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ask(host_with(on_error="dense"), Site(0))
 

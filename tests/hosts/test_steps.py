@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from residua import Config
-from residua.baselines.methods import Own
+from residua.baselines.own import Own
 from residua.hosts import HostAttention, ResolvedSettings, Site, make_report, noise_removed
 from residua.method.budget import shares_of_steps
 

@@ -74,7 +74,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ablate": ("ablate", *STUDY),
     "reconstructions": ("reconstructions", *STUDY),
     "budgets": ("budgets", *STUDY),
-    "rivals": ("rivals", *STUDY),
+    "baselines": ("baselines", *STUDY),
     "bench attention": ("bench", "attention", "--tokens", "64", *CALL, "--json", "out/one.json"),
     "bench sweep": ("bench", "sweep", "--tokens", "64,128", "--densities", "0.5", *CALL, "--out", "out"),
     "bench synthetic": ("bench", "synthetic", "--tokens", "64", "--heads", "1", "--head-dim", "16"),

@@ -1,24 +1,24 @@
-"""Other training-free methods at the same density, on the same calls, with the same accounting."""
+"""Methods of sparse attention by name, Residua's own and those of others, each a file that registers it: one contract,
+the same calls, the same accounting."""
 
 # in the order of the tables
-from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear  # isort: skip
-from . import hard_drop, sparsepr, anchored  # isort: skip
-from .base import RIVALS, Outcome, Rival, Task, find, register
+from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear, own  # isort: skip
+from .methods import DEFAULT, METHODS, Method, find_method, method_names
+from .task import Outcome, Task
 
 __all__ = [
-    "RIVALS",
+    "DEFAULT",
+    "METHODS",
+    "Method",
     "Outcome",
-    "Rival",
     "Task",
-    "anchored",
     "dense",
-    "find",
-    "hard_drop",
+    "find_method",
+    "method_names",
     "oracle",
+    "own",
     "pisa",
-    "register",
     "sparge",
-    "sparsepr",
     "svg2",
     "svg_ear",
     "svoo",

@@ -1,5 +1,4 @@
-"""What skipped cells contribute, computed from the means of their keys and values, and how it joins the exact
-part."""
+"""What skipped cells contribute, computed from the means of their keys and values, and how it joins the exact part."""
 
 from __future__ import annotations
 
@@ -9,9 +8,7 @@ import torch
 from torch import Tensor
 
 from ..types import Route
-from .base import Task
-
-CHUNK = 1 << 22  # logits at a time
+from .task import Task
 
 
 @dataclass(frozen=True)
@@ -26,17 +23,14 @@ def skipped_part(task: Task, route: Route) -> SkippedPart:
     """Every row against the means of the groups it skips: log-mass scale * q.kbar + log size, value vbar."""
     keys = task.backend.group_means(task.k, route.kv)  # [B, H, Ck, D]
     values = task.backend.group_means(task.v, route.kv)  # [B, H, Ck, Dv]
-    log_size = route.kv.sizes.log()  # -inf where empty
+    size = route.kv.sizes.log()[..., None, :].expand_as(route.cells)  # -inf where empty
+    hidden = torch.where(route.cells, -torch.inf, size)  # [B, H, Cq, Ck]
     out = task.q.new_zeros(*task.q.shape[:3], values.shape[-1])
     lse = task.q.new_full(task.q.shape[:3], -torch.inf)
-    step = max(1, CHUNK // route.kv.groups)
-    for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
-        hidden = torch.where(route.cells[b, h], -torch.inf, log_size[b, h])  # [Cq, Ck]
-        for first in range(0, task.rows, step):
-            part = (b, h, slice(first, first + step))
-            logits = task.scale * task.q[part] @ keys[b, h].mT + hidden[route.query.labels[part]]
-            lse[part] = logits.logsumexp(-1)
-            out[part] = torch.nan_to_num(logits.softmax(-1), nan=0.0) @ values[b, h]
+    for b, h, rows in task.strips(task.rows, route.kv.groups):
+        logits = task.scale * task.q[b, h, rows] @ keys[b, h].mT + hidden[b, h, route.query.labels[b, h, rows]]
+        lse[b, h, rows] = logits.logsumexp(-1)
+        out[b, h, rows] = torch.nan_to_num(logits.softmax(-1), nan=0.0) @ values[b, h]
     return SkippedPart(out, lse)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch.nn.functional as F
 
-from .base import Outcome, Rival, Task, register
+from .methods import METHODS, Method
+from .task import Outcome, Task
 
 
-@register
-class Dense(Rival):
+@METHODS.register
+class Dense(Method):
     """Every row against every key, by PyTorch's own kernel."""
 
     name = "dense"

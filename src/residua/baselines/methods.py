@@ -1,51 +1,75 @@
-"""Methods of sparse attention by name: what `accelerate(pipe, method="svg2")` and `residua compare --methods`
-look up.
+"""The contract of a method of sparse attention, and the methods by name: what `accelerate(pipe, method="svg2")`,
+`residua compare --methods` and `residua baselines` look up.
 
-Every method takes the same call and accounts for it in the same `Receipt`, so that a host, a report and a
-table treat all of them alike. Residua's own methods are `residua.attention` with certain settings; the
-methods of others live in `residua.baselines` and are imported when one of them is asked for.
+Every method takes the same call and accounts for it in the same `Receipt`, so that a host, a report and a table treat
+all of them alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from ..api import attention
+from ..api import exact_attention
 from ..config import Config
 from ..errors import InputError
 from ..method.budget import SharedBudget
-from ..method.inputs import Spans
+from ..method.inputs import Spans, validate
+from ..ops.backend import Demand
+from ..ops.select import choose_backend
 from ..receipt import Receipt
 from ..registry import Registry
-from ..state import State
+from ..types import Partition, Route
+from ..util.stopwatch import Stopwatch
+from .task import Outcome, Task
+from .whole_call import Centres, WholeCall
 
 DEFAULT = "anchored"
 
 
 class Method:
-    """Base of the methods. A new one is an instance given to `METHODS.add`."""
+    """Base of the methods. A new one is a class with `@METHODS.register`, in a file of its own; most of them define
+    `group` and `route`, and `reconstruct` if they do not drop what they skip."""
 
     name: str  # as in `accelerate(pipe, method=...)`
     title: str  # as in a table
     source: str  # whose idea it is, and where it is described
     simplified: str = "nothing"  # what this implementation leaves out of that description
+    reference: ClassVar[bool] = False  # cannot be run in a model: dense attention, the oracle
     estimates_error: ClassVar[bool] = False  # whether its receipts say how far off a call is
 
+    def group(self, task: Task) -> tuple[Partition, Partition, int]:
+        """Query groups, K/V groups, and the products that found them."""
+        raise NotImplementedError
+
+    def route(self, task: Task, query: Partition, kv: Partition) -> tuple[Route, int]:
+        """The cells that are evaluated, and the products that predicted them."""
+        raise NotImplementedError
+
+    def reconstruct(self, task: Task, route: Route, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor | None, int]:
+        """What stands for the skipped cells: the whole output, the log of the added mass [B, H, Nq], and the products
+        that it took. By default nothing: skipped cells are dropped."""
+        return out, None, 0
+
+    def refuses(self, task: Task) -> str | None:
+        """Why this method cannot compute the video tokens of a call, or None."""
+        return None
+
+    def run(self, task: Task) -> Outcome:
+        """Computes the video tokens of one call."""
+        with task.stage("grouping"):
+            query, kv, grouping = self.group(task)
+        with task.stage("routing"):
+            route, prediction = self.route(task, query, kv)
+        kept, lse = task.attend(route)
+        out, added, compensation = self.reconstruct(task, route, kept, lse)
+        products = {"prediction": prediction, "compensation": compensation, "grouping": grouping}
+        return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse, added)
+
     def settings(self, config: Config) -> Config:
-        """The config as this method takes it.
-
-        Args:
-            config: What the user asked for.
-
-        Returns:
-            The config that `attend` gets.
-
-        Raises:
-            InputError: If it asks for something that this method cannot do.
-        """
+        """The config that `attend` gets for what the user asked for; InputError if this method cannot do it."""
         if config.max_error is not None and not self.estimates_error:
             raise InputError(
                 f"max_error={config.max_error:g} with method {self.name!r}: it does not estimate its error, "
@@ -54,20 +78,13 @@ class Method:
         return config
 
     def new_state(self, shared: SharedBudget) -> Any:
-        """What a layer carries from step to step in one guidance branch; it has `nbytes` and `reset()`.
-
-        Args:
-            shared: The budget of the whole run, for methods that move it between layers.
-        """
-        raise NotImplementedError
+        """What a layer carries from step to step in one guidance branch; it has `nbytes` and `reset()`. `shared` is
+        the budget of the whole run, for methods that move it between layers."""
+        return Centres()
 
     def lend(self, state: Any, other: Any) -> None:
-        """Lets the first call of a layer start from what a similar layer carries; by default it does not.
-
-        Args:
-            state: New, from `new_state`.
-            other: Of the same layer in another guidance branch, or in another transformer.
-        """
+        """Lets the first call of a layer, whose `state` is new, start from what the same layer carries in another
+        guidance branch or transformer; by default it does not."""
 
     def attend(
         self,
@@ -84,7 +101,7 @@ class Method:
         grid: tuple[int, int, int] | None = None,
         time_stages: bool = False,
     ) -> tuple[Tensor, Receipt]:
-        """One call; the arguments are those of `residua.attention`.
+        """One call of a model; the arguments are those of `residua.attention`.
 
         Args:
             q: [B, H, Nq, D].
@@ -102,97 +119,33 @@ class Method:
         Returns:
             The output [B, H, Nq, Dv] in q's dtype, and the receipt.
         """
-        raise NotImplementedError
+        call = validate(q, k, v, scale=scale, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask)
+        backend = choose_backend(config.backend, Demand.of(call))
+        whole = WholeCall(call, config, backend, Stopwatch(time_stages, q.device), grid)
+        warm = state is not None and state.warm
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
+            if not call.routable:
+                return exact_attention(call, backend), whole.receipt([], warm)
+            out, outcomes = whole.attend(self._run_or_refuse, None if state is None else state.by_part)
+            return out.to(q.dtype), whole.receipt(outcomes, warm)
 
-
-@dataclass(frozen=True)
-class Own(Method):
-    """`residua.attention` with the settings in which `like` differs from the default."""
-
-    name: str
-    title: str
-    source: str
-    like: Config
-
-    @property
-    def estimates_error(self) -> bool:  # type: ignore[override]
-        return self.like.takes_probes
-
-    def settings(self, config: Config) -> Config:
-        default, like = Config().to_dict(), self.like.to_dict()
-        changes = {name: value for name, value in like.items() if value != default[name]}
-        return super().settings(config).replace(**{"reconstruction": self.like.reconstruction, **changes})
-
-    def new_state(self, shared: SharedBudget) -> State:
-        return State(shared)
-
-    def lend(self, state: State, other: State) -> None:
-        state.start_from(other)
-
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        config: Config,
-        state: State | None,
-        *,
-        pinned_keys: Spans = None,
-        exact_queries: Spans = None,
-        key_mask: Tensor | None = None,
-        scale: float | None = None,
-        grid: tuple[int, int, int] | None = None,
-        time_stages: bool = False,
-    ) -> tuple[Tensor, Receipt]:
-        return attention(
-            q,
-            k,
-            v,
-            config,
-            state,
-            pinned_keys=pinned_keys,
-            exact_queries=exact_queries,
-            key_mask=key_mask,
-            scale=scale,
-            return_receipt=True,
-            time_stages=time_stages,
-        )
+    def _run_or_refuse(self, task: Task) -> Outcome:
+        reason = self.refuses(task)
+        if reason is not None:
+            raise InputError(f"method {self.name!r} cannot compute this call: {reason}; take another")
+        return self.run(task)
 
 
 METHODS: Registry[Method] = Registry("method")
-# Names of the lab's methods, written out so that the lab is imported only when one of them is asked for.
-RIVALS = ("window", "sta", "sparge", "sparge-gate", "xattention", "pisa", "svg2", "svg2-budget", "svoo", "svg-ear")
 
 
 def method_names() -> list[str]:
     """Every name that `find_method` knows."""
-    return list(dict.fromkeys([*METHODS, *RIVALS]))
+    return [name for name, method in METHODS.items() if not method.reference]
 
 
 def find_method(name: str) -> Method:
-    """The method of that name.
-
-    Args:
-        name: One of `method_names()`.
-
-    Returns:
-        The method.
-
-    Raises:
-        InputError: If there is none of that name.
-    """
-    if name in RIVALS and name not in METHODS:
-        from .adapter import register_rivals
-
-        register_rivals()
-    if name not in METHODS:
+    """The method of that name, one of `method_names()`; InputError if there is none."""
+    if name not in method_names():
         raise InputError(f"method={name!r} is not known; wanted one of {', '.join(method_names())}")
     return METHODS[name]
-
-
-PAPER = "Partition the Support, Reconstruct the Residual (SparsePR), 2026"
-METHODS.add(Own("anchored", "anchored (Residua)", "this project, docs/method.md", Config()))
-METHODS.add(Own("paper", "SparsePR (the paper)", f"{PAPER}; Config.paper()", Config.paper()))
-METHODS.add(Own("authors", "SparsePR (the authors' choices)", f"{PAPER}; Config.authors()", Config.authors()))
-METHODS.add(Own("tail", "tail (Residua)", "this project, docs/method.md", Config(reconstruction="tail")))
-METHODS.add(Own("hard-drop", "hard drop", f"{PAPER}, section 4.1 alone", Config(reconstruction="none")))

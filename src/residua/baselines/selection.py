@@ -1,53 +1,21 @@
-"""Blocks of neighbouring tokens, and the ways in which methods spend a budget of pairs on cells.
+"""The ways in which methods spend a budget of pairs on cells.
 
-Every way is an order of the cells: they are taken in that order while they fit, so a method stops where the
-budget ends. A threshold that a paper tunes (such as a cumulative probability) therefore gets the value that
-meets the target.
+Every way is an order of the cells: they are taken in that order while they fit, so a method stops where the budget
+ends. A threshold that a paper tunes (such as a cumulative probability) therefore gets the value that meets the target.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from ..types import Partition, Route
-from .base import Task
-from .tiles import tile_order
-
-
-def local_order(task: Task, tokens: int) -> Tensor:
-    """An order of the tokens that keeps neighbours together: tile by tile if there is a grid, otherwise
-    unchanged.
-
-    -> [N] int64
-    """
-    if task.grid is None or math.prod(task.grid) != tokens:
-        return torch.arange(tokens)
-    return tile_order(task.grid, task.group_counts[0])
-
-
-def blocks(task: Task, x: Tensor, groups: int, multiple: int = 1) -> Partition:
-    """Blocks of neighbours among the tokens of x [B, H, N, D]: about `groups`, all of one size except the
-    last."""
-    tokens = x.shape[2]
-    size = -(-tokens // groups)
-    size = -(-size // multiple) * multiple
-    place = local_order(task, tokens).argsort()
-    return from_places(x, place // size)
-
-
-def from_places(like: Tensor, labels: Tensor) -> Partition:
-    """The same partition for every head.  # labels [N]"""
-    groups = int(labels.max()) + 1
-    labels = labels.to(like.device).expand(*like.shape[:2], -1)
-    return Partition.from_labels(labels.contiguous(), groups)
+from .task import Task
 
 
 def centroid_scores(task: Task, query: Partition, kv: Partition) -> Tensor:
-    """Log-mass of every cell if each group lay at its centroid: scale * qbar.kbar + log size; -inf for an
-    empty K/V group.  # [B, H, Cq, Ck] fp32"""
+    """Log-mass of every cell if each group lay at its centroid: scale * qbar.kbar + log size; -inf for an empty K/V
+    group.  # [B, H, Cq, Ck] fp32"""
     queries, keys = task.means(query, kv)
     return task.scale * queries @ keys.mT + kv.sizes.log()[..., None, :]
 
@@ -58,15 +26,15 @@ def best_per_pair(task: Task, log_gain: Tensor, query: Partition, kv: Partition)
 
 
 def in_order(task: Task, place: Tensor, query: Partition, kv: Partition) -> Route:
-    """Cells with the least `place` [B, H, Cq, Ck] first."""
+    """Cells with the lowest `place` [B, H, Cq, Ck] first."""
     # `spend` divides by the keys of a cell, which is undone here because the order is given
     value = -place.double() + kv.sizes.clamp(min=1).double().log()[..., None, :]
     return best_per_pair(task, value, query, kv)
 
 
 def top_p(task: Task, log_mass: Tensor, query: Partition, kv: Partition) -> Route:
-    """Each query group keeps its heaviest groups up to a cumulative share p; a head has one p, the largest
-    that fits the budget."""
+    """Each query group keeps its heaviest groups up to a cumulative share p; a head has one p, the largest that fits
+    the budget."""
     return in_order(task, share_before(log_mass), query, kv)
 
 
@@ -86,8 +54,3 @@ def _before(score: Tensor, amount: Tensor) -> Tensor:
     order = score.argsort(dim=-1, descending=True, stable=True)
     ranked = amount.gather(-1, order)
     return torch.zeros_like(ranked).scatter_(-1, order, ranked.cumsum(-1) - ranked)
-
-
-def kmeans_products(rows: int, groups: int, steps: int, rank: int, dim: int) -> int:
-    """Distances of one head's k-means, as products of head-dim vectors."""
-    return rows * groups * steps * rank // dim

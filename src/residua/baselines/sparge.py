@@ -7,9 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..types import Partition
-from .base import Outcome, Rival, Task, register
-from .selection import blocks, centroid_scores, in_order, share_before
+from ..types import Partition, Route
+from .groups import blocks
+from .methods import METHODS, Method
+from .selection import centroid_scores, in_order, share_before
+from .task import Task
 
 
 def self_similarity(task: Task, x: Tensor, partition: Partition) -> Tensor:
@@ -18,8 +20,8 @@ def self_similarity(task: Task, x: Tensor, partition: Partition) -> Tensor:
     return task.backend.group_means(unit, partition).square().sum(-1)
 
 
-@register
-class Sparge(Rival):
+@METHODS.register
+class Sparge(Method):
     """The attention between the blocks' means predicts the mass of each cell; top-cdf per query block."""
 
     name = "sparge"
@@ -29,31 +31,25 @@ class Sparge(Rival):
         "the cdf is what meets the target in each head; tile order instead of the Hilbert curve; no "
         "self-similarity gate, no second filter inside the kernel, no quantisation"
     )
-    alike: ClassVar[float] = -1.0  # mean cosine below which a block's mean is not trusted
+    min_cosine: ClassVar[float] = -1.0  # the mean of a block whose rows are less alike is not trusted
 
-    def places(self, task: Task, query: Partition, kv: Partition) -> Tensor:
-        """The order of the cells: the predicted share before a cell, as for top-p, minus one in the rows and
-        columns of blocks whose rows differ much, which puts those first.  # [B, H, Cq, Ck]"""
+    def group(self, task: Task) -> tuple[Partition, Partition, int]:
+        return blocks(task)
+
+    def route(self, task: Task, query: Partition, kv: Partition) -> tuple[Route, int]:
+        """In the order of the predicted share before a cell, as for top-p, minus one in the rows and columns of blocks
+        whose means are not trusted, which puts those first."""
         before = share_before(centroid_scores(task, query, kv))
-        rows = self_similarity(task, task.q, query) >= self.alike  # [B, H, Cq]
-        columns = self_similarity(task, task.k, kv) >= self.alike  # [B, H, Ck]
-        return torch.where(rows[..., :, None] & columns[..., None, :], before, before - 1.0)
-
-    def run(self, task: Task) -> Outcome:
-        query_groups, kv_groups = task.group_counts
-        with task.stage("grouping"):
-            query, kv = blocks(task, task.q, query_groups), blocks(task, task.k, kv_groups)
-        with task.stage("routing"):
-            route = in_order(task, self.places(task, query, kv), query, kv)
-        out, lse = task.attend(route)
-        prediction = task.heads * (query.groups * kv.groups + task.rows + task.keys)
-        return Outcome.routed(out, lse, route, {"prediction": prediction})
+        rows = self_similarity(task, task.q, query) >= self.min_cosine  # [B, H, Cq]
+        columns = self_similarity(task, task.k, kv) >= self.min_cosine  # [B, H, Ck]
+        place = torch.where(rows[..., :, None] & columns[..., None, :], before, before - 1.0)
+        return in_order(task, place, query, kv), task.heads * (query.groups * kv.groups + task.rows + task.keys)
 
 
-@register
+@METHODS.register
 class SpargeGate(Sparge):
-    """The same with the self-similarity gate: blocks whose rows differ much come first, because their means
-    say nothing."""
+    """The same with the self-similarity gate: blocks whose rows differ much come first, because their means say
+    nothing."""
 
     name = "sparge-gate"
     title = "SpargeAttn, with its gate"
@@ -61,4 +57,4 @@ class SpargeGate(Sparge):
         "the gate is a priority inside the budget, not an exemption from it, with one threshold for all "
         "heads instead of tuned ones; the rest as without the gate"
     )
-    alike = 0.5
+    min_cosine = 0.5

@@ -8,10 +8,10 @@ from torch import Tensor
 from ..method.grouping.kmeans import first_centres, kmeans
 from ..method.grouping.response import metric_factor
 from ..types import Partition
-from .base import Outcome, Rival, Task, register
-from .selection import centroid_scores, kmeans_products, top_p
-from .semantic import STEPS as START_STEPS
-from .semantic import cluster
+from .groups import cluster, kmeans_products
+from .methods import METHODS
+from .svg2 import Svg2
+from .task import Task
 
 ROUNDS, WARM_ROUNDS = 3, 1
 STEPS = 4  # of k-means, per side and round
@@ -31,24 +31,26 @@ def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: T
 
 
 def co_cluster(task: Task) -> tuple[Partition, Partition, int]:
-    """Query groups, K/V groups, and the number of rounds; one round if an earlier call stored its
-    centroids."""
-    query_groups, kv_groups = task.group_counts
-    heads, dim = task.q.shape[:2], task.q.shape[-1]
-    queries = task.start("queries", (*heads, query_groups, dim))
-    keys = task.start("keys", (*heads, kv_groups, dim))
-    rounds = ROUNDS if queries is None else WARM_ROUNDS
+    """Query groups, K/V groups, and the products that found them; one round if an earlier call stored its centroids."""
+    (query_groups, kv_groups), dim = task.group_counts, task.q.shape[-1]
+    queries = task.start("queries", (*task.q.shape[:2], query_groups, dim))
+    keys = task.start("keys", (*task.q.shape[:2], kv_groups, dim))
+    rounds, products = WARM_ROUNDS, 0
     if queries is None:
-        queries = task.backend.group_means(task.q, cluster(task, task.q, query_groups, "start"))
+        rounds = ROUNDS
+        query, products = cluster(task, task.q, query_groups, "start")
+        queries = task.backend.group_means(task.q, query)
     for _ in range(rounds):
         kv = affinity_groups(task, task.k, kv_groups, queries, keys)
         keys = _centroids(task, task.k, kv, keys)
         query = affinity_groups(task, task.q, query_groups, keys, queries)
         queries = _centroids(task, task.q, query, queries)
+        products += kmeans_products(task.rows, query_groups, STEPS, dim, dim)
+        products += kmeans_products(task.keys, kv_groups, STEPS, dim, dim) + (task.rows + task.keys) * dim
     assert keys is not None
     task.leave("queries", queries)
     task.leave("keys", keys)
-    return query, kv, rounds
+    return query, kv, task.heads * products
 
 
 def _centroids(task: Task, x: Tensor, partition: Partition, before: Tensor | None) -> Tensor:
@@ -57,10 +59,9 @@ def _centroids(task: Task, x: Tensor, partition: Partition, before: Tensor | Non
     return means if before is None else torch.where(partition.sizes[..., None] > 0, means, before)
 
 
-@register
-class Svoo(Rival):
-    """Alternating co-clustering; then cells chosen by the attention between centroids, top-p per query
-    group."""
+@METHODS.register
+class Svoo(Svg2):
+    """Alternating co-clustering; then cells chosen as in SVG2."""
 
     name = "svoo"
     title = "SVOO"
@@ -70,19 +71,5 @@ class Svoo(Rival):
         "queries start from k-means on activations"
     )
 
-    def run(self, task: Task) -> Outcome:
-        with task.stage("grouping"):
-            query, kv, rounds = co_cluster(task)
-        with task.stage("routing"):
-            route = top_p(task, centroid_scores(task, query, kv), query, kv)
-        out, lse = task.attend(route)
-        dim, (query_groups, kv_groups) = task.q.shape[-1], task.group_counts
-        grouping = rounds * (
-            kmeans_products(task.rows, query_groups, STEPS, dim, dim)
-            + kmeans_products(task.keys, kv_groups, STEPS, dim, dim)
-            + (task.rows + task.keys) * dim
-        )
-        if rounds == ROUNDS:  # products of the first grouping of the queries
-            grouping += kmeans_products(task.rows, query_groups, START_STEPS, dim, dim)
-        products = {"prediction": task.heads * query_groups * kv_groups, "grouping": task.heads * grouping}
-        return Outcome.routed(out, lse, route, products)
+    def group(self, task: Task) -> tuple[Partition, Partition, int]:
+        return co_cluster(task)

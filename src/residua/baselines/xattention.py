@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..types import Partition
-from .base import Outcome, Rival, Task, register
-from .selection import blocks, local_order, top_p
+from ..types import Partition, Route
+from .groups import blocks, local_order
+from .methods import METHODS, Method
+from .selection import top_p
+from .task import Task
 
 STRIDE = 16
 CHUNK = 1 << 22  # entries of the strided map at a time
@@ -33,7 +34,7 @@ def block_scores(task: Task, query: Partition, kv: Partition, stride: int) -> Te
     score = task.q.new_zeros(*task.q.shape[:2], query.groups, kv.groups)
     row_order, column_order = local_order(task, task.rows), local_order(task, task.keys)
     step = max(1, CHUNK * stride // task.keys) * stride
-    for b, h in torch.cartesian_prod(*map(torch.arange, task.q.shape[:2])).tolist():
+    for b, h in task.each_head:
         q, k = task.q[b, h, row_order], task.k[b, h, column_order]
         rows = query.labels[b, h, row_order[::stride]]
         columns = kv.labels[b, h, column_order[::stride]]
@@ -44,8 +45,8 @@ def block_scores(task: Task, query: Partition, kv: Partition, stride: int) -> Te
     return score.log()
 
 
-@register
-class XAttention(Rival):
+@METHODS.register
+class XAttention(Method):
     """Every token of a block lies on one antidiagonal of a strided tile, so the sum over it sees all tokens
     at 1/stride of the products; top-p per query block."""
 
@@ -54,12 +55,8 @@ class XAttention(Rival):
     source = "R. Xu et al., XAttention, 2025, arXiv:2503.16428"
     simplified = "p is what meets the target in each head instead of tuned thresholds; stride 16, in tile order"
 
-    def run(self, task: Task) -> Outcome:
-        query_groups, kv_groups = task.group_counts
-        with task.stage("grouping"):
-            query = blocks(task, task.q, query_groups, STRIDE)
-            kv = blocks(task, task.k, kv_groups, STRIDE)
-        with task.stage("routing"):
-            route = top_p(task, block_scores(task, query, kv, STRIDE), query, kv)
-        out, lse = task.attend(route)
-        return Outcome.routed(out, lse, route, {"prediction": task.possible // STRIDE})
+    def group(self, task: Task) -> tuple[Partition, Partition, int]:
+        return blocks(task, STRIDE)
+
+    def route(self, task: Task, query: Partition, kv: Partition) -> tuple[Route, int]:
+        return top_p(task, block_scores(task, query, kv, STRIDE), query, kv), task.possible // STRIDE

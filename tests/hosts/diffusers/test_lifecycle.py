@@ -171,7 +171,7 @@ def test_an_exception_inside_the_operator_drops_its_centres(tiny, scheduler, den
     expected = denoise(model, inputs, scheduler)
     host = handle.attachments[0].host
     assert host.warm
-    monkeypatch.setattr("residua.baselines.methods.attention", lambda *_, **__: _raise(MemoryError()))
+    monkeypatch.setattr("residua.baselines.own.attention", lambda *_, **__: _raise(MemoryError()))
     with torch.no_grad(), pytest.raises(MemoryError):
         one_pass(model, inputs)
     assert not host.warm

@@ -33,7 +33,7 @@ def test_help_needs_no_torch_and_shows_types_in_words():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     found = run("demo", "--help").output
     assert "INTEGER" in found and "NUMBER" in found and "PATH" in found
-    for name in ("demo", "plan", "evaluate", "rivals"):
+    for name in ("demo", "plan", "evaluate", "baselines"):
         found = run(name, "--help").output
         assert not any(kind in found for kind in ("<bool>", "<int", "<str>", "<path>")), name
 

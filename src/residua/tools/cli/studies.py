@@ -1,10 +1,10 @@
-"""The studies of captured calls: `residua analyze`, `ablate`, `reconstructions`, `budgets` and `rivals`."""
+"""The studies of captured calls: `residua analyze`, `ablate`, `reconstructions`, `budgets` and `baselines`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,12 +14,15 @@ from .options import BackendName, ForceFolder, command_line, words
 
 if TYPE_CHECKING:
     from ...config import Config
+    from ..reports.page import Page
 
 ANALYSIS = Path("residua-analyze")
 ABLATION = Path("residua-ablate")
-RECONSTRUCTIONS = Path("residua-reconstructions")
+RECONSTRUCTION = Path("residua-reconstructions")
 BUDGETS = Path("residua-budgets")
-QUICK_CALLS = 4
+BASELINES = Path("residua-baselines")
+WRITTEN_AGAIN = (ANALYSIS, ABLATION, RECONSTRUCTION, BUDGETS)  # without --force, if Residua wrote them
+SETTINGS = ("density", "query_groups", "kv_groups", "backend")  # options of the studies that a Config has too
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
@@ -42,7 +45,9 @@ def analyze(
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
     with readable_errors():
-        run_study("analyze", context, _paper(context), quick, out, force)
+        from ..studies.diagnostics.report import analyze as study
+
+        run_study(study, context, settings(context, paper=True))
 
 
 @command(epilog="Example:  residua ablate captures --out residua-ablate")
@@ -59,7 +64,9 @@ def ablate(
 ) -> None:
     """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
     with readable_errors():
-        run_study("ablate", context, _paper(context), quick, out, force)
+        from ..studies.ablations.report import ablate as study
+
+        run_study(study, context, settings(context, paper=True))
 
 
 @command(epilog="Example:  residua reconstructions captures --out residua-reconstructions")
@@ -71,15 +78,14 @@ def reconstructions(
     kv_groups: Groups = None,
     backend: BackendName = "auto",
     quick: Quick = False,
-    out: Out = RECONSTRUCTIONS,
+    out: Out = RECONSTRUCTION,
     force: ForceFolder = False,
 ) -> None:
     """Compare reconstructions at equal cost, the parts of "anchored", and the estimates of the error."""
     with readable_errors():
-        from ...config import Config
+        from ..studies.reconstructions.report import compare_reconstructions
 
-        config = Config(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend)
-        run_study("reconstructions", context, config, quick, out, force)
+        run_study(compare_reconstructions, context, settings(context))
 
 
 @command(epilog="Example:  residua budgets captures --out residua-budgets")
@@ -93,93 +99,64 @@ def budgets(
 ) -> None:
     """Compare one budget shared by all heads with the same density for each, at 2 to 8 % on average."""
     with readable_errors():
-        from ...config import Config
+        from ..studies.budgets.report import compare_budgets
 
-        run_study("budgets", context, Config(backend=backend), quick, out, force)
+        run_study(compare_budgets, context, settings(context))
 
 
-@command(epilog="Example:  residua rivals captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
-def rivals(
+@command(epilog="Example:  residua baselines captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
+def baselines(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="Captured calls: safetensors, with or without a manifest.")],
+    captures: Annotated[Path, typer.Argument(help="Captured calls: safetensors, with or without a manifest.")],
     density: Density = 0.22,
     methods: Annotated[str | None, typer.Option(help="Comma separated; default: all.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method; the median counts.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: PyTorch's.")] = None,
     backend: Annotated[str, typer.Option(help="Attention backend for all methods, or auto.")] = "auto",
     groups: Annotated[str | None, typer.Option(help="Query and K/V groups of all methods, such as 64,128.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help=f"At most {QUICK_CALLS} calls.")] = False,
-    out: Out = Path("residua-rivals"),
+    quick: Annotated[bool, typer.Option("--quick", help="At most 4 calls.")] = False,
+    out: Out = BASELINES,
     force: ForceFolder = False,
 ) -> None:
     """Compare training-free sparse attention at matched density: error, pairs, products and time."""
     with readable_errors():
-        _rivals(context, SimpleNamespace(**context.params))
+        import torch
+
+        from ..studies.baselines import chosen_methods, compare_baselines
+
+        chosen = chosen_methods(None if methods is None else words("methods", methods))
+        query_groups, kv_groups = (None, None) if groups is None else _two_counts(groups)
+        config = settings(context).replace(query_groups=query_groups, kv_groups=kv_groups)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        run_study(compare_baselines, context, config, methods=chosen, repeats=repeats)
 
 
-def _rivals(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here, so that other commands do not wait for it.
-    import torch
-
-    from ...baselines import find
-    from ...config import Config
-    from ...util.files import check_folder
-    from ..capture.captures import read_captures
-    from ..studies.baselines.measure import StudySettings, measure_all
-    from ..studies.baselines.report import make_report
-    from .lab_progress import call_bar, publish
-
-    check_folder(given.out, given.force)
-    chosen = find(None if given.methods is None else words("methods", given.methods))
-    settings = StudySettings(Config(density=given.density).density, given.repeats, given.backend, _groups(given.groups))
-    calls = read_captures(given.folder)
-    if given.quick:
-        calls = calls[:: -(-len(calls) // QUICK_CALLS)]
-    if given.threads is not None:
-        torch.set_num_threads(given.threads)
-    with call_bar() as watch:
-        found, refused = measure_all(calls, chosen, settings, watch)
-    command = f"{command_line(context)} {given.folder.name}"
-    publish(make_report(found, refused, settings, command), given.out)
-
-
-def _groups(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    parts = words("groups", text)
+def _two_counts(groups: str) -> tuple[int, int]:
+    parts = words("groups", groups)
     if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"--groups {text!r}: wanted two whole numbers, such as 64,128")
+        raise InputError(f"--groups {groups!r}: wanted two whole numbers, such as 64,128")
     return int(parts[0]), int(parts[1])
 
 
-def _paper(context: typer.Context) -> Config:
-    """The paper's method with the options of `analyze` and `ablate`."""
+def settings(context: typer.Context, paper: bool = False) -> Config:
+    """The default method, or the paper's, with the options of the study that are settings of a Config."""
     from ...config import Config
 
-    given = {name: context.params[name] for name in ("density", "backend", "query_groups", "kv_groups")}
-    return Config.paper(**given)
+    given = {name: context.params[name] for name in SETTINGS if name in context.params}
+    return Config.paper(**given) if paper else Config(**given)
 
 
-def run_study(name: str, context: typer.Context, config: Config, quick: bool, out: Path, force: bool) -> None:
+def run_study(study: Callable[..., Page], context: typer.Context, config: Config, **more: Any) -> None:
     """Reads the captures that the command names, studies them and publishes the report."""
-    # Imported here, so that other commands do not wait for it.
     from ...util.files import check_folder
     from ..capture.captures import read_captures
-    from ..studies.ablations.report import ablate as ablation
-    from ..studies.budgets.report import compare_budgets
-    from ..studies.diagnostics.report import analyze as analysis
-    from ..studies.reconstructions.report import compare_reconstructions
     from .lab_progress import call_bar, publish
 
-    study = {
-        "analyze": analysis,
-        "ablate": ablation,
-        "reconstructions": compare_reconstructions,
-        "budgets": compare_budgets,
-    }[name]
-    check_folder(out, force, reuse=out in (ANALYSIS, ABLATION, RECONSTRUCTIONS, BUDGETS))
-    captures = context.params["captures"]
+    captures, out = context.params["captures"], context.params["out"]
+    check_folder(out, context.params["force"], reuse=out in WRITTEN_AGAIN)
     calls = read_captures(captures)
     with call_bar() as watch:
-        report = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch)
-    publish(report, out)
+        shown = f"{command_line(context)} {captures.name}"
+        page = study(calls, config, shown, context.params["quick"], watch, **more)
+    publish(page, out)

@@ -10,6 +10,7 @@ from ..capture.captures import CapturedCall
 from ..reports.page import Finding
 from ..reports.table import share
 
+QUICK_CALLS = 4  # for a quick look
 MIN_TOKENS = 4096  # calls shorter than this do not confirm or contradict a claim
 
 Watch = Callable[[int, int, str], None]  # calls done, calls in all, name of the next
@@ -25,9 +26,9 @@ def watched(calls: Sequence[CapturedCall], watch: Watch | None) -> Iterator[Capt
         watch(len(calls), len(calls), "done")
 
 
-def few(calls: Sequence[CapturedCall], most: int = 4) -> list[CapturedCall]:
+def few(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
     """A few evenly spaced calls, for a quick look."""
-    number = min(most, len(calls))
+    number = min(QUICK_CALLS, len(calls))
     return [calls[place * len(calls) // number] for place in range(number)]
 
 

@@ -1,18 +1,18 @@
-"""What a rival is: a training-free method that computes one attention call within a budget of query-key
-pairs.
+"""The video tokens of one attention call, as every method gets them, and what a method made of them.
 
-The accounting is the same for all. A *pair* is a query row times a key, evaluated exactly and used in the
-softmax; its share of all pairs is the density, and no rival may exceed the target. All other products of
-head-dim vectors (scores of blocks, centroids in place of keys, distances of k-means) are counted separately:
-reported, not charged. A method that is `all_in` is charged for them too, except for grouping.
+The accounting is the same for all. A *pair* is a query row times a key, evaluated exactly and used in the softmax; its
+share of all pairs is the density, and no method may exceed the target. All other products of head-dim vectors (scores
+of blocks, centroids in place of keys, distances of k-means) are counted separately: reported, not charged. A method
+that is `all_in` is charged for them too, except for grouping.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -23,28 +23,26 @@ from ..method.inputs import validate
 from ..method.sizes import default_groups
 from ..ops.backend import Backend, Demand
 from ..ops.select import choose_backend
-from ..registry import Registry
 from ..types import Call, Partition, Route
 from ..util.stopwatch import Stopwatch
+
+CHUNK = 1 << 22  # logits at a time
 
 
 @dataclass(frozen=True)
 class Task:
-    """One call for all rivals: the same tensors, budget, group counts and attention backend."""
+    """One call for all methods: the same tensors, budget, group counts and attention backend."""
 
     q: Tensor  # [B, H, Nq, D] fp32
     k: Tensor  # [B, H, Nk, D] fp32
     v: Tensor  # [B, H, Nk, Dv] fp32
-    density: float
+    config: Config  # density, group counts and backend are for all methods, the rest for Residua's own
     scale: float
     grid: tuple[int, ...] | None = None  # of the tokens, row-major; None if they have no positions
-    groups: tuple[int, int] | None = None  # query groups, K/V groups; None: Residua's defaults
-    backend_name: str = "auto"
     stopwatch: Stopwatch | None = None  # for the time of each stage; None: not measured
     centres: dict[str, Tensor] | None = None  # from an earlier call, by name; updated for a later one
 
     def __post_init__(self) -> None:
-        Config(density=self.density)  # refuses an invalid density
         if self.q.shape[1] != self.k.shape[1]:
             raise InputError(f"{self.q.shape[1]} heads, {self.k.shape[1]} K/V heads: repeat the K/V heads")
 
@@ -54,7 +52,7 @@ class Task:
 
     @cached_property
     def backend(self) -> Backend:
-        return choose_backend(self.backend_name, Demand.of(self.call))
+        return choose_backend(self.config.backend, Demand.of(self.call))
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Time spent inside counts for this stage, if it is measured."""
@@ -76,6 +74,11 @@ class Task:
         return self.q.shape[0] * self.q.shape[1]
 
     @property
+    def each_head(self) -> Iterator[tuple[int, int]]:
+        """Batch and head."""
+        return product(range(self.q.shape[0]), range(self.q.shape[1]))
+
+    @property
     def rows(self) -> int:
         return self.q.shape[2]
 
@@ -91,14 +94,27 @@ class Task:
     @property
     def budget(self) -> Tensor:
         """Pairs that a head may evaluate.  # [B, H] int64"""
-        pairs = int(self.density * self.rows * self.keys)
+        pairs = int(self.config.density * self.rows * self.keys)
         return torch.full(self.q.shape[:2], pairs, dtype=torch.long, device=self.q.device)
 
     @property
     def group_counts(self) -> tuple[int, int]:
-        """Query and K/V groups, the same for all rivals, so that none has finer groups than another."""
-        query, kv = self.groups or default_groups(self.rows, self.keys)
-        return min(query, self.rows), min(kv, self.keys)
+        """Query and K/V groups, the same for all methods, so that none has finer groups than another."""
+        query, kv = default_groups(self.rows, self.keys)
+        return min(self.config.query_groups or query, self.rows), min(self.config.kv_groups or kv, self.keys)
+
+    def on_equal_terms(self, config: Config) -> Config:
+        """The config with the groups and probes of this task instead of its own."""
+        query_groups, kv_groups = self.group_counts
+        mine = {"metric_spacing": self.config.metric_spacing, "probes": self.config.probes}
+        return config.replace(query_groups=query_groups, kv_groups=kv_groups, **mine)
+
+    def strips(self, rows: int, width: int) -> Iterator[tuple[int, int, slice]]:
+        """Batch, head and a few rows at a time, whose products with `width` columns fit into memory."""
+        step = max(1, CHUNK // width)
+        for batch, head in self.each_head:
+            for first in range(0, rows, step):
+                yield batch, head, slice(first, first + step)
 
     def attend(self, route: Route) -> tuple[Tensor, Tensor]:
         """Exact attention over the kept cells -> output [B, H, Nq, Dv] fp32, log-sum-exp [B, H, Nq]."""
@@ -112,7 +128,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rival computed and what it spent, over all heads."""
+    """What a method computed and what it spent, over all heads."""
 
     out: Tensor  # [B, H, Nq, Dv] fp32
     pairs: dict[str, int]  # exact pairs by purpose: routed, probe
@@ -121,6 +137,7 @@ class Outcome:
     lse: Tensor | None = None  # [B, H, Nq] log-sum-exp over the routed pairs alone
     added_lse: Tensor | None = None  # [B, H, Nq] log of the mass that a compensation added
     probe_rows: Tensor | None = None  # [B, H, M] rows that were computed exactly to learn from
+    all_in: bool = False  # whether the target also covers products other than pairs
 
     @property
     def total_lse(self) -> Tensor:
@@ -131,44 +148,3 @@ class Outcome:
     @property
     def executed(self) -> int:
         return sum(self.pairs.values())
-
-    @staticmethod
-    def routed(
-        out: Tensor, lse: Tensor, route: Route, products: dict[str, int], added_lse: Tensor | None = None
-    ) -> Outcome:
-        """The outcome of a method whose exact pairs are exactly its cells."""
-        return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse, added_lse)
-
-
-class Rival:
-    """Base class of the rivals. A new one is a class with `@register`, in a file of its own."""
-
-    name: ClassVar[str]  # as on the command line
-    title: ClassVar[str]  # as in a table
-    source: ClassVar[str]  # whose idea it is, and where it is described
-    simplified: ClassVar[str] = "nothing"  # what this implementation leaves out of that description
-    all_in: ClassVar[bool] = False  # whether the target also covers products other than pairs
-    reference: ClassVar[bool] = False  # not a usable method: dense attention, the oracle
-
-    def refuses(self, task: Task) -> str | None:
-        """Why this method cannot compute the call, or None."""
-        return None
-
-    def run(self, task: Task) -> Outcome:
-        raise NotImplementedError
-
-
-RIVALS: Registry[Rival] = Registry("rival")
-register = RIVALS.register
-RENAMED = {"spargeattn": "sparge", "spargeattn-gate": "sparge-gate", "sparsepr": "paper"}
-
-
-def find(names: list[str] | None) -> list[Rival]:
-    """The rivals of these names, in their order; all if no names are given."""
-    unknown = [name for name in names or [] if name not in RIVALS]
-    for name in unknown:
-        if name in RENAMED:
-            raise InputError(f"method {name} is now called {RENAMED[name]}")
-    if unknown:
-        raise InputError(f"no method {', '.join(unknown)}; there are: {', '.join(RIVALS)}")
-    return [RIVALS[name] for name in dict.fromkeys(names or RIVALS)]

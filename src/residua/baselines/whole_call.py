@@ -1,0 +1,130 @@
+"""A call of a model around what a method does with its video tokens: text tokens, padding, grouped heads, warm starts
+and the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ..config import Config
+from ..method.route import pair_budget
+from ..ops.backend import Backend
+from ..receipt import ALWAYS, Receipt, count_pairs
+from ..types import Call, Partition, Route
+from ..util.stopwatch import Stopwatch
+from .task import Outcome, Task
+
+Run = Callable[[Task], Outcome]
+
+
+@dataclass
+class Centres:
+    """Centres of the last call, from which the next one starts."""
+
+    by_part: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # part of the batch -> name -> centres
+
+    @property
+    def warm(self) -> bool:
+        return any(self.by_part.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for part in self.by_part.values() for x in part.values())
+
+    def reset(self) -> None:
+        self.by_part.clear()
+
+
+@dataclass(frozen=True)
+class WholeCall:
+    """From the tensors of a model to output and receipt."""
+
+    call: Call
+    config: Config
+    backend: Backend
+    stopwatch: Stopwatch
+    grid: tuple[int, int, int] | None
+
+    def attend(self, run: Run, centres: dict[int, dict[str, Tensor]] | None) -> tuple[Tensor, list[Outcome]]:
+        """The output [B, H, Nq, Dv] fp32, and what the method did for each part of the batch."""
+        call = self.call
+        out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1], dtype=torch.float32)
+        rows = call.free_queries.index(call.q.device)
+        outcomes = []
+        # methods do not support padding, which differs from clip to clip: such clips run one by one
+        parts = [slice(None)] if call.key_mask is None else [slice(b, b + 1) for b in range(len(out))]
+        for number, part in enumerate(parts):
+            found, outcome = self._video(run, part, None if centres is None else centres.setdefault(number, {}))
+            out[part, :, rows] = found
+            outcomes.append(outcome)
+        with self.stopwatch.stage("exact rows"):
+            for first, last in call.exact_queries.ranges:
+                out[:, :, first:last] = self.backend.attend_rows(
+                    call.q[:, :, first:last], call.k, call.v, call.key_mask, call.scale
+                ).float()
+        return out, outcomes
+
+    def _video(self, run: Run, part: slice, centres: dict[str, Tensor] | None) -> tuple[Tensor, Outcome]:
+        """The routed rows: the method on the video's keys, plus the pinned keys exactly."""
+        call = self.call
+        q = call.free_queries.take(call.q[part], 2).float()
+        keys, pinned = call.free_keys.index(q.device), call.pinned_keys.index(q.device)
+        if call.key_mask is not None:
+            valid = call.key_mask[part][0]
+            keys, pinned = keys[valid[keys]], pinned[valid[pinned]]
+        k, v = (x[part].repeat_interleave(call.shares, dim=1).float() for x in (call.k, call.v))
+        outcome = run(self._task(part, q.contiguous(), k[:, :, keys], v[:, :, keys], centres))
+        if not len(pinned):
+            return outcome.out, outcome
+        with self.stopwatch.stage("attention"):
+            text, text_lse = _dense(self.backend, q, k[:, :, pinned], v[:, :, pinned], call.scale)
+            share = torch.sigmoid(text_lse - outcome.total_lse)[..., None]
+            return outcome.out + share * (text - outcome.out), outcome
+
+    def _task(self, part: slice, q: Tensor, k: Tensor, v: Tensor, centres: dict[str, Tensor] | None) -> Task:
+        budget = int(pair_budget(self.call, self.config.density, 0)[part].min())
+        config = self.config.replace(density=min(1.0, max(1, budget) / (q.shape[2] * k.shape[2])))
+        fits = self.grid is not None and self.grid[0] * self.grid[1] * self.grid[2] == q.shape[2]
+        return Task(q, k, v, config, self.call.scale, self.grid if fits else None, self.stopwatch, centres)
+
+    def receipt(self, outcomes: list[Outcome], warm: bool) -> Receipt:
+        """Exact pairs by head; other work in pair equivalents (a pair is D + Dv products)."""
+        call, config = self.call, self.config
+        routes = [outcome.route for outcome in outcomes if outcome.route is not None]
+        route = routes[0] if routes else None
+        pairs = count_pairs(call, route, 0)
+        if routes:
+            pairs = replace(pairs, routed=torch.cat([one.pairs for one in routes]))
+        dim, value_dim = call.q.shape[-1], call.v.shape[-1]
+        weights = {"prediction": dim / (dim + value_dim), "compensation": 1.0}
+        beside = {}
+        for name, weight in weights.items():
+            total = weight * sum(outcome.products.get(name, 0) for outcome in outcomes)
+            if total:
+                beside[name] = torch.full_like(pairs.possible, total / pairs.possible.numel(), dtype=torch.float64)
+        return Receipt(
+            target=config.density,
+            all_in=False,
+            allowed=torch.full_like(pairs.possible, config.density, dtype=torch.float64),
+            per_head=pairs,
+            beside=beside,
+            error_per_head=None,
+            choice_per_head=None,
+            head_dims=(dim, value_dim),
+            groups=(0, 0) if route is None else (route.query.groups, route.kv.groups),
+            backend=self.backend.name,
+            warm=warm,
+            reused_per_head=None,
+            always=ALWAYS,
+            timings=self.stopwatch.timings,
+        )
+
+
+def _dense(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Every row against a few keys: output and log-sum-exp."""
+    query, kv = (Partition.from_labels(torch.zeros(*x.shape[:3], dtype=torch.long, device=x.device), 1) for x in (q, k))
+    cells = torch.ones(*q.shape[:2], 1, 1, dtype=torch.bool, device=q.device)
+    return backend.attend(q, k, v, Route(query, kv, cells), scale, out_dtype=torch.float32)

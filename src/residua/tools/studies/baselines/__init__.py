@@ -1,1 +1,0 @@
-"""Training-free methods against each other, at the same density."""

@@ -167,7 +167,7 @@ def test_presets_and_limits_are_those_of_the_integration() -> None:
 
 
 def test_every_alias_names_a_model() -> None:
-    from residua.tools.plan.aliases import ALIASES
+    from residua.tools.plan.models import ALIASES
     from residua.tools.plan.request import find_model
 
     assert set(ALIASES.values()) <= set(MODELS)

@@ -11,15 +11,15 @@ from residua import Config
 from residua.errors import InputError
 from residua.method.sizes import default_groups, summary_groups
 from residua.tools.plan import MACHINES, MODELS, Plan, calls, make_plan
-from residua.tools.plan.aliases import ALIASES
 from residua.tools.plan.local import READERS
 from residua.tools.plan.memory import OFFLOADS, matrix_parameters
+from residua.tools.plan.models import ALIASES
 
 PAPER = ("hunyuanvideo", "wan2.2-i2v-a14b", "cosmos-predict2.5-14b", "cosmos3-nano-16b")
 
 
 def paper_plan(name: str, gpu: str = "h100") -> Plan:
-    row = MODELS[name].reference
+    row = MODELS[name].paper
     assert row is not None
     return make_plan(name, row.size, row.frames, row.steps, row.density, gpu, paper=True)
 
@@ -46,7 +46,7 @@ def test_tokens_are_exact(name: str, tokens: int, keys: int) -> None:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_dense_flops_of_the_paper(name: str) -> None:
-    row = MODELS[name].reference
+    row = MODELS[name].paper
     assert row is not None
     plan = paper_plan(name)
     assert plan.dense_pflops == pytest.approx(row.dense_pflops, rel=0.03)
@@ -91,7 +91,7 @@ def test_deviation_of_sparse_flops_is_the_documented_one(name: str, off: float) 
 
 
 def test_the_papers_cosmos3_row_saves_more_than_its_density_allows() -> None:
-    row = MODELS["cosmos3-nano-16b"].reference
+    row = MODELS["cosmos3-nano-16b"].paper
     assert row is not None
     most = (1 - row.density) * paper_plan("cosmos3-nano-16b").attention_pflops
     assert row.dense_pflops - row.sparse_pflops > most

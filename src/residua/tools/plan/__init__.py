@@ -1,7 +1,6 @@
 """Estimates what a video will cost, dense and sparse, without running it: tokens, FLOPs, memory, time."""
 
-from .architecture import Architecture
-from .models import MODELS
+from .models import MODELS, Architecture
 from .plan import Plan
 from .request import make_plan
 from .speeds import MACHINES

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...config import Config
 from . import cost
-from .architecture import Architecture
+from .models import Architecture
 from .speeds import Machine
 
 TABLE = "python -m dev.gpu_model.table"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...config import Config
 from ...method.sizes import default_groups, default_probes, summary_groups, summary_sizes
 from ...method.text import left_by_text, share_held
-from .architecture import Architecture
+from .models import Architecture
 
 # Shorter calls are left dense by `residua.hosts.diffusers`: grouping and routing cost more than they save.
 MIN_TOKENS = 4096

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...errors import InputError
 from ...util.spelling import did_you_mean
 from . import cost
-from .architecture import Architecture
+from .models import Architecture
 from .speeds import Machine
 
 OFFLOADS = ("none", "model", "sequential")

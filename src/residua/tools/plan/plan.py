@@ -9,9 +9,9 @@ from typing import Any
 
 from ...config import Config
 from . import cost
-from .architecture import Architecture
 from .calls import SparseCall
 from .memory import Memory
+from .models import Architecture
 from .speeds import Machine
 
 WORTH = 1.05  # a smaller end-to-end gain is within the uncertainty of the estimate
@@ -155,7 +155,7 @@ class Plan:
     @property
     def paper(self) -> dict[str, Any] | None:
         """The paper's row, if the request is its setting."""
-        row = self.model.reference
+        row = self.model.paper
         if row is None or (row.size, row.frames, row.steps) != (self.size, self.frames, self.steps):
             return None
         return {

@@ -13,12 +13,10 @@ from ...hosts import Preset, ResolvedSettings, Settings
 from ...hosts.quality import find_quality
 from ...util.spelling import did_you_mean
 from . import cost
-from .aliases import ALIASES
-from .architecture import Architecture
 from .calls import time_call
 from .local import read_architecture
 from .memory import count_memory, find_offload, moved_weights
-from .models import MODELS
+from .models import ALIASES, MODELS, Architecture
 from .plan import Plan
 from .speeds import find_machine
 

@@ -67,7 +67,7 @@ def test_a_file_and_its_folder_give_the_built_in_model(tmp_path: Path) -> None:
 def test_families_and_their_defaults(tmp_path: Path, config: dict, name: str) -> None:
     read = read_architecture(write(tmp_path, config))
     assert any("class's defaults" in note for note in read.notes)
-    not_said = {"parameters": 0.0, "text_encoder": 0.0, "others": 0.0, "reference": None}
+    not_said = {"parameters": 0.0, "text_encoder": 0.0, "others": 0.0, "paper": None}
     assert read == dataclasses.replace(MODELS[name], name=read.name, notes=read.notes, **not_said)
 
 

@@ -15,7 +15,7 @@ from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
 from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.route import route_cells
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops import backends
 from residua.ops.backend import Backend
 from tests.support.oracle import (
@@ -35,8 +35,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def stages(q, k, v, config):
     call = validate(q, k, v)
-    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
-    probes = resolve(config, call).probes
+    grouping = group_tokens(SizedCall.of(call, config, Backend()))
+    probes = SizedCall.of(call, config, Backend()).sizes.probes
     return grouping, route_cells(call, grouping, config.density, probes, config.score, Backend())
 
 

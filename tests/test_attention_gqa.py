@@ -11,7 +11,7 @@ import torch
 from residua import Partition, State, attention
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from tests.support.oracle import expand_heads, masked_attention, qkv, small, worst
 
@@ -40,7 +40,7 @@ def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypa
     config = small(**settings)
     shared = attention(q, k, v, config)
     call = validate(q, k, v)
-    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
+    grouping = group_tokens(SizedCall.of(call, config, Backend()))
 
     def handed_over(*_, **__):
         kv = Partition.from_labels(expand_heads(grouping.kv.labels, 4), grouping.kv.groups)
@@ -55,7 +55,7 @@ def test_it_equals_expanded_heads_with_the_shared_partition_handed_over(monkeypa
 def test_heads_that_share_keys_share_the_partition_only():
     q, k, v = qkv(1, 4, 2)
     call, config = validate(q, k, v), small()
-    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
+    grouping = group_tokens(SizedCall.of(call, config, Backend()))
     assert grouping.kv.labels.shape[:2] == (1, 2) and grouping.query.labels.shape[:2] == (1, 4)
     assert not torch.equal(grouping.query.labels[0, 0], grouping.query.labels[0, 1])
 
@@ -65,9 +65,9 @@ def test_the_metric_is_that_of_all_rows_of_the_sharing_heads():
     q, k, v = qkv(1, 2, 1, 200, 220)
     config = small(metric_rows=4096)
     call = validate(q, k, v)
-    shared = group_tokens(call, config, resolve(config, call), None, Backend())
+    shared = group_tokens(SizedCall.of(call, config, Backend()))
     stacked = validate(q.flatten(1, 2)[:, None], k, v)
-    alone = group_tokens(stacked, config, resolve(config, stacked), None, Backend())
+    alone = group_tokens(SizedCall.of(stacked, config, Backend()))
     assert torch.equal(shared.kv.labels, alone.kv.labels)
 
 

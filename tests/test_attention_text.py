@@ -12,7 +12,7 @@ from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
 from residua.method.route import route_cells
 from residua.method.row_error import row_errors
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.synthetic import VideoLike, video_like
 from tests.support.oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
@@ -56,7 +56,7 @@ def test_at_a_low_density_rows_see_their_cells_and_every_pinned_key(spans):
     config = small(density=0.4, reconstruction="none")
     out, receipt = attention(q, k, v, config, **spans, return_receipt=True)
     checked = validate(q, k, v, **spans)
-    grouping = group_tokens(checked, config, resolve(config, checked), None, Backend())
+    grouping = group_tokens(SizedCall.of(checked, config, Backend()))
     route = route_cells(checked, grouping, 0.4, 0, "mass", Backend())
     seen = route_mask(route, 240, 260)
     for start, stop in checked.pinned_keys.ranges:

@@ -12,7 +12,7 @@ from residua import Config, Partition, Route, attention
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
 from residua.method.route import route_cells
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.receipt import Pairs, count_pairs
 from residua.util.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ from tests.support.oracle import paper, qkv, random_route, route_mask, small
 def test_probe_fractions_of_the_papers_table(model, queries, fraction):
     tokens = torch.zeros(1, 1, 1, 1).expand(1, 1, queries, 64)
     call = validate(tokens, tokens, tokens)
-    probes = resolve(Config.paper(), call).probes
+    probes = SizedCall.of(call, Config.paper(), Backend()).sizes.probes
     one = Partition.from_labels(torch.zeros(1, 1, queries, dtype=torch.long), 1)
     route = Route(one, one, torch.zeros(1, 1, 1, 1, dtype=torch.bool))
     assert probes == 64
@@ -45,7 +45,7 @@ def test_executed_density_is_routed_density_plus_probe_share(density):
     config = paper(density=density)
     _, receipt = attention(q, k, v, config, return_receipt=True)
     call = validate(q, k, v)
-    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
+    grouping = group_tokens(SizedCall.of(call, config, Backend()))
     route = route_cells(call, grouping, density, 16, config.score, Backend())
     rho_route = route_mask(route, 400, 350).double().mean((-2, -1))
     assert torch.allclose(receipt.per_head.density("routed").double(), rho_route, atol=1e-6)

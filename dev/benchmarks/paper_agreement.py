@@ -22,8 +22,10 @@ import torch
 import residua
 from residua import Config
 from residua.method.grouping.partition import group_tokens
-from residua.method.reconstruction import RECONSTRUCTIONS, GroupedCall
+from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.rules import CPU
 from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend, Demand
 from residua.ops.select import choose_backend
 from residua.tools.capture.captures import read_captures
@@ -52,7 +54,7 @@ class Agreement:
 
 
 def settings_of(config: Config, call: Call) -> Settings:
-    sizes = resolve(config, call)
+    sizes = resolve(config, call, CPU)
     return Settings(
         config.density,
         sizes.query_groups,
@@ -88,10 +90,10 @@ def agreement(call: Call, config: Config) -> Agreement:
 
 def _package(call: Call, config: Config, backend: Backend) -> Result:
     """What `residua.attention` returns, and what its stages pass on to each other."""
-    sizes, method = resolve(config, call), RECONSTRUCTIONS[config.reconstruction]
-    grouping = group_tokens(call, config, sizes, None, backend)
+    sized, method = SizedCall.of(call, config, backend), RECONSTRUCTIONS[config.reconstruction]
+    grouping = group_tokens(sized)
     allowed = torch.full(call.q.shape[:2], config.density, dtype=torch.float64)
-    grouped = GroupedCall(call, config, sizes, grouping, allowed, backend)
+    grouped = sized.grouped(grouping, allowed)
     routing = method.route(grouped)
     verdict = method.judge(grouped, routing, None)
     assert verdict.probes is not None

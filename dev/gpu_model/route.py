@@ -12,8 +12,10 @@ from residua.config import Config
 from residua.method import budget
 from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
-from residua.method.reconstruction import RECONSTRUCTIONS, GroupedCall
+from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.rules import GPU
 from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Demand
 from residua.ops.select import choose_backend
 from residua.synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
@@ -59,11 +61,10 @@ def real_route(tokens: int, head_dim: int, density: float, concentration: str = 
     recipe = VideoLike(grid_for(tokens), 1, head_dim, CONCENTRATIONS[concentration])
     call = validate(*video_like(recipe))
     backend = choose_backend("auto", Demand.of(call))
-    # as many groups as on a GPU: tensors without memory are not on the CPU either
-    sizes = resolve(config, replace(call, q=call.q.to("meta")))
+    # as many groups as on a GPU
+    sized = replace(SizedCall.of(call, config, backend), sizes=resolve(config, call, GPU))
     with torch.no_grad(), backend.session():
-        grouping = group_tokens(call, config, sizes, None, backend)
-        grouped = GroupedCall(call, config, sizes, grouping, budget.allowance(call, config), backend)
+        grouped = sized.grouped(group_tokens(sized), budget.allowance(call, config))
         method, _ = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
         return method.route(grouped).route
 

@@ -13,8 +13,9 @@ from .method import budget
 from .method.extremes import give_back, tame
 from .method.grouping.reuse import group_again, keep
 from .method.inputs import Spans, key_padding, refuse_settings, refuse_unsupported, validate
-from .method.reconstruction import RECONSTRUCTIONS, GroupedCall
-from .method.sizes import resolve
+from .method.reconstruction import RECONSTRUCTIONS
+from .method.rules import choose_rules
+from .method.stages import SizedCall
 from .ops.backend import Backend, Demand
 from .ops.check import check_route, check_summary
 from .ops.select import choose_backend
@@ -29,12 +30,12 @@ def sparse_attention(
 ) -> tuple[Tensor, Receipt | None]:
     """Runs the stages: returns the output [B, H, Nq, Dv], and a receipt if one is wanted."""
     stage = stopwatch.stage
-    sizes = resolve(config, call)
+    sized = SizedCall.of(call, config, backend)
     memory = state.memory(call, config) if state else None
     with stage("grouping"):
         by_place = RECONSTRUCTIONS[config.reconstruction].places_probes_by_coordinates(config)
-        grouping = group_again(call, config, sizes, memory, backend, keep_coordinates=by_place)
-    grouped = GroupedCall(call, config, sizes, grouping, budget.allowance(call, config), backend)
+        grouping = group_again(sized, memory, keep_coordinates=by_place)
+    grouped = sized.grouped(grouping, budget.allowance(call, config))
     method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
     grouped = budget.moved(grouped, method, state)
     with stage("routing"):
@@ -52,7 +53,7 @@ def sparse_attention(
     with stage("exact rows"):
         _fill_exact(out, call, backend)
     if state:
-        state.remember(call, config, keep(call, config, sizes, grouping))
+        state.remember(call, config, keep(sized, grouping))
         budget.learn(state, grouped, verdict, method)
     if not wants_receipt:
         return out, None
@@ -69,7 +70,7 @@ def sparse_attention(
         choice=verdict.choice,
         reused=grouping.reused,
         warm=memory is not None and not memory.borrowed,
-        clamps=(*sizes.notes, *notes),
+        clamps=(*sized.sizes.notes, *notes),
     )
 
 
@@ -154,13 +155,14 @@ def attention(
     backend = choose_backend(config.backend, Demand.of(call))
     stopwatch = Stopwatch(time_stages, q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
-        call, power = tame(call, backend)
+        rules = choose_rules(config, call)
+        call, power = tame(call, rules, backend)
         if call.routable:
             out, receipt = sparse_attention(call, config, state, backend, stopwatch, return_receipt)
         else:
             out, receipt = exact_attention(call, backend), None
         passes_on = config.reconstruction != "none"
-        out = give_back(out, call, power, passes_on, backend)
+        out = give_back(out, call, power, passes_on, rules, backend)
     if not return_receipt:
         return out
     return out, receipt or Receipt.of(call, config, backend.name, stopwatch.timings)

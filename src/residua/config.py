@@ -19,6 +19,7 @@ METRIC_SPACINGS = ("golden", "even")
 BUDGET_SCOPES = ("head", "query-group")
 PROBE_ORDERS = ("spread", "largest", "index")
 PROBE_POLICIES = ("stratified", "random", "uniform", "scattered")
+RULES = ("auto", "cpu", "gpu")
 READS_LOW = ("stratified",)  # policies that pick easy rows, so that their error estimate is too low
 MAX_KMEANS_STEPS = 1000  # k-means converges long before, unless its groups alternate for ever
 # With a shared budget, a head that would need a density above this runs dense instead.
@@ -109,6 +110,8 @@ class Config:
             chosen from token count and density.
         drift_rank: Directions in which the summary follows a row away from its anchor; "anchored" only; None:
             chosen from token count and density.
+        rules: What differs between kinds of device (`residua.method.rules`): "cpu", "gpu", or "auto" for those
+            of the device that holds the tensors. Both run on any device.
         backend: Name of a backend, or "auto" for the best one that takes the call.
         check_finite: Whether NaN or Inf in the input raises instead of being passed on.
     """
@@ -137,6 +140,7 @@ class Config:
     subspace: bool = True
     summary_slots: int | None = None
     drift_rank: int | None = None
+    rules: str = "auto"
     backend: str = "auto"
     check_finite: bool = False
 
@@ -219,6 +223,7 @@ class Config:
         _choice(self, "metric_spacing", METRIC_SPACINGS)
         _choice(self, "budget_scope", BUDGET_SCOPES)
         _choice(self, "probe_order", PROBE_ORDERS)
+        _choice(self, "rules", RULES)
         _choice(self, "reconstruction", tuple(RECONSTRUCTION_TRAITS))
         if self.probe_policy is not None:
             _choice(self, "probe_policy", PROBE_POLICIES)

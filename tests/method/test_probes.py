@@ -11,7 +11,7 @@ from residua import InputError
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
 from residua.method.probes import choose_rows, coverage_weights, take_probes, visiting_order
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.ops.select import backends
 from tests.support.oracle import choose_probes, masked_attention, normal, qkv, small
@@ -154,7 +154,7 @@ def test_probes_are_dense_rows_and_never_exact_queries(dtype):
     mask = torch.arange(120)[None].expand(2, -1) < torch.tensor([[120], [80]])
     call = validate(q, k, v, exact_queries=[(0, 10), (50, 60)], pinned_keys=(0, 4), key_mask=mask)
     config = small()
-    grouping = group_tokens(call, config, resolve(config, call), None, Backend())
+    grouping = group_tokens(SizedCall.of(call, config, Backend()))
     probes = take_probes(call, grouping, 16, "stratified", "spread", Backend())
     dense, _ = masked_attention(q, k, v, mask[:, None, None])
     rows = probes.rows

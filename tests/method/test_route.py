@@ -15,14 +15,14 @@ from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
 from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.route import cell_scores, cells_within, group_worth, pair_budget, route_cells
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
-from tests.support.making import grouped_call, grouping_of
+from tests.support.making import grouped_call, grouping_of, in_groups
 from tests.support.oracle import normal, qkv, small
 
 
 def grouped(call, config):
-    return group_tokens(call, config, resolve(config, call), None, Backend())
+    return group_tokens(SizedCall.of(call, config, Backend()))
 
 
 def route_of(call, config, probes=0):
@@ -292,14 +292,14 @@ def spread_call(spreads):
 
 def test_a_group_is_worth_what_a_summary_of_it_would_miss():
     spreads = (0.5, 1.0, 2.0, 4.0)
-    worth = group_worth(*spread_call(spreads), Backend())[0, 0]
+    worth = group_worth(in_groups(*spread_call(spreads)))[0, 0]
     wanted = torch.tensor(spreads).log() * 2  # spread of the keys times spread of the values
     assert torch.allclose(worth.diff(), wanted.diff(), atol=0.25)
 
 
 def test_of_groups_with_the_same_mass_the_one_with_more_spread_is_kept():
     call, grouping = spread_call((0.5, 2.0, 0.5, 1.0))
-    worth = group_worth(call, grouping, Backend())
+    worth = group_worth(in_groups(call, grouping))
     mass = torch.zeros(1, 2, 1, 4)
     budget = torch.full((1, 2), 2 * 32 * 64)
     per_head, per_group = (
@@ -319,7 +319,7 @@ def test_of_groups_with_the_same_mass_the_one_with_more_spread_is_kept():
 def test_the_worth_of_a_group_that_cannot_be_told_is_that_of_a_mean_one(value):
     call, grouping = spread_call((1.0, 1.0, 1.0))
     call.v[0, 0, 64:128] = value
-    worth = group_worth(call, grouping, Backend())[0, 0]
+    worth = group_worth(in_groups(call, grouping))[0, 0]
     assert worth.isfinite().all()
     assert worth[[0, 2]].abs().max() < 0.5
     if value != 1e30:  # whose values are all alike
@@ -331,8 +331,8 @@ def test_masked_keys_are_worth_nothing():
     labels = grouping.kv.labels.clone()
     labels[..., 10::3] = -1
     kv = Partition.from_labels(labels, 3)
-    worth = [group_worth(call, grouping_of(call, grouping.query, kv), Backend())]
+    worth = [group_worth(in_groups(call, grouping_of(call, grouping.query, kv)))]
     call.k[..., 10::3, :], call.v[..., 10::3, :] = torch.nan, 7.0
     again = replace(grouping_of(call, grouping.query, kv), kv_centroids=grouping.kv_centroids)
-    worth.append(group_worth(call, again, Backend()))
+    worth.append(group_worth(in_groups(call, again)))
     assert torch.equal(*worth)

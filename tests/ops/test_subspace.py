@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from residua.method.grouping.response import metric_factor
+from residua.method.rules import CPU
 from residua.ops.backend import Backend
 from residua.ops.subspace import leading_basis, leading_factor
 
@@ -33,7 +34,7 @@ def test_the_space_holds_what_the_leading_eigenvectors_hold(decay, rank):
 def test_distances_and_lengths_are_those_of_the_eigenvectors():
     metric = matrices(0.8)
     x = torch.randn(3, 40, 96, generator=torch.Generator().manual_seed(1))
-    ours, theirs = x @ leading_factor(metric, 48), x @ metric_factor(metric, 48, Backend())
+    ours, theirs = x @ leading_factor(metric, 48), x @ metric_factor(metric, 48, CPU, Backend())
     torch.testing.assert_close(*(torch.cdist(y[:, :20], y[:, 20:]) for y in (ours, theirs)), atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(ours.norm(dim=-1), theirs.norm(dim=-1), atol=1e-3, rtol=1e-3)
 

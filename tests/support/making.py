@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from residua import Config, Partition, Route
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
-from residua.method.reconstruction import RECONSTRUCTIONS, GroupedCall, Verdict
-from residua.method.sizes import resolve
+from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.stages import GroupedCall, SizedCall, Verdict
 from residua.ops.backend import Backend
 from residua.ops.torch_backend import TorchBackend
 from residua.types import Call, Grouping
@@ -37,10 +39,19 @@ def grouped_call(
 ) -> GroupedCall:
     """What a reconstruction gets, as the pipeline would make it."""
     call = validate(q, k, v, **spans)  # type: ignore[arg-type]
-    sizes, backend = resolve(config, call), backend or TorchBackend()
-    grouping = group_tokens(call, config, sizes, None, backend)
+    sized = SizedCall.of(call, config, backend or TorchBackend())
     allowed = torch.full(q.shape[:2], density or config.density, dtype=torch.float64)
-    return GroupedCall(call, config, sizes, grouping, allowed, backend)
+    return sized.grouped(group_tokens(sized), allowed)
+
+
+def in_groups(
+    call: Call, grouping: Grouping, backend: Backend | None = None, config: Config | None = None, **sizes: int
+) -> GroupedCall:
+    """A call with groups that a test has made, and with the `Sizes` that it names."""
+    config = config or Config()
+    sized = SizedCall.of(call, config, backend or Backend())
+    allowed = torch.full(call.q.shape[:2], config.density, dtype=torch.float64)
+    return replace(sized, sizes=replace(sized.sizes, **sizes)).grouped(grouping, allowed)
 
 
 def stages(name: str, grouped: GroupedCall) -> Verdict:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..config import Config
 from ..method.grouping.kmeans import kmeans
 from ..method.grouping.partition import group_tokens
-from ..method.sizes import resolve
+from ..method.stages import SizedCall
 from ..types import Grouping, Partition
 from .task import Task
 
@@ -87,12 +87,12 @@ def kmeans_products(rows: int, groups: int, steps: int, rank: int, dim: int) -> 
 
 def response_groups(task: Task, config: Config) -> Grouping:
     """SparsePR's groups."""
-    return group_tokens(task.call, config, resolve(config, task.call), None, task.backend)
+    return group_tokens(SizedCall.of(task.call, config, task.backend))
 
 
 def response_products(task: Task, config: Config) -> int:
     """Their products: k-means in the response coordinates, and the projections into them."""
-    sizes, dim = resolve(config, task.call), task.q.shape[-1]
+    sizes, dim = SizedCall.of(task.call, config, task.backend).sizes, task.q.shape[-1]
     products = kmeans_products(task.rows, sizes.query_groups, config.kmeans_cold, sizes.query_rank, dim)
     products += kmeans_products(task.keys, sizes.kv_groups, config.kmeans_cold, sizes.key_rank, dim)
     return task.heads * (products + task.rows * sizes.query_rank + task.keys * sizes.key_rank)

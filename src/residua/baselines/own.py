@@ -11,7 +11,7 @@ from ..config import Config
 from ..method.budget import SharedBudget
 from ..method.inputs import Spans
 from ..method.route import route_cells
-from ..method.sizes import resolve
+from ..method.stages import SizedCall
 from ..receipt import Receipt
 from ..state import State
 from .groups import response_groups, response_products
@@ -80,8 +80,8 @@ class Own(Method):
             compensation = round(sum(float(work.sum()) for name, work in receipt.beside.items() if name != "routing"))
         else:
             prediction = receipt.routing_products
-            rank, widths = resolve(config, task.call).residual_rank, task.v.shape[-1] / task.q.shape[-1]
-            compensation = int(task.heads * task.rows * 2 * rank * widths) if receipt.pairs.probe else 0
+            sizes, widths = SizedCall.of(task.call, config, task.backend).sizes, task.v.shape[-1] / task.q.shape[-1]
+            compensation = int(task.heads * task.rows * 2 * sizes.residual_rank * widths) if receipt.pairs.probe else 0
         return Outcome(
             out,
             {"routed": receipt.pairs.routed, "probe": receipt.pairs.probe},

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..method.grouping.kmeans import first_centres, kmeans
 from ..method.grouping.response import metric_factor
+from ..method.rules import choose_rules
 from ..types import Partition
 from .groups import cluster, kmeans_products
 from .methods import METHODS
@@ -23,7 +24,8 @@ def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: T
     The distance of two vectors of products is |others (x_i - x_j)|, so it is computed through the D x D Gram
     matrix of the centroids: the same groups at less cost.
     """
-    factor = metric_factor(others.mT @ others, x.shape[-1], task.backend)  # [B, H, D, D]
+    rules = choose_rules(task.config, task.call)
+    factor = metric_factor(others.mT @ others, x.shape[-1], rules, task.backend)  # [B, H, D, D]
     coordinates = (x @ factor).flatten(0, 1)
     centres = first_centres(coordinates, groups, None) if start is None else (start @ factor).flatten(0, 1)
     found = kmeans(coordinates, groups, STEPS, start=centres, backend=task.backend)

@@ -17,24 +17,24 @@ from torch import Tensor
 
 from ..ops.backend import Backend
 from ..types import Call
+from .rules import Rules
 
 HUGE = 2.0**40  # larger numbers are scaled to about 1; squares and sums of smaller ones are finite in fp32
 MAX_SCALE = 2.0**50  # only the order of such scores matters, and their squares are finite in fp32
 
 
-def tame(call: Call, backend: Backend) -> tuple[Call, int]:
+def tame(call: Call, rules: Rules, backend: Backend) -> tuple[Call, int]:
     """The call with huge numbers scaled to about 1, and with a record of what is not finite.
 
     Args:
         call: The call.
+        rules: Whether the host may wait for the answer.
         backend: Looks at the rows.
 
     Returns:
         The call, and the power of two that its output must be multiplied with.
     """
-    if not call.q.numel() or not call.k.numel():
-        return call, 0
-    if call.q.device.type != "cpu":
+    if not (rules.host_may_wait and call.q.numel() and call.k.numel()):
         return call, 0
     (peak_q, _), (peak_k, good_k), (peak_v, good_v) = (backend.row_peaks(x) for x in (call.q, call.k, call.v))
     hidden = None if call.key_mask is None else ~call.key_mask[:, None]
@@ -55,7 +55,7 @@ def tame(call: Call, backend: Backend) -> tuple[Call, int]:
     return replace(call, v=_shrunk(call.v, power)), power
 
 
-def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Backend) -> Tensor:
+def give_back(out: Tensor, call: Call, power: int, passes_on: bool, rules: Rules, backend: Backend) -> Tensor:
     """The output in the units of the user's values, with NaN where dense attention would have NaN.
 
     Args:
@@ -63,6 +63,7 @@ def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Bac
         call: The tamed call.
         power: As from `tame`.
         passes_on: Whether values that are not finite reach every row, even from skipped groups.
+        rules: As for `tame`.
         backend: Changes the output where it must.
 
     Returns:
@@ -74,7 +75,7 @@ def give_back(out: Tensor, call: Call, power: int, passes_on: bool, backend: Bac
         grown = out.double() * 2.0**half * 2.0 ** (power - half)
         out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
     broken = call.broken_channels
-    if broken is None and passes_on and call.q.device.type != "cpu":
+    if broken is None and passes_on and not rules.host_may_wait:
         broken = backend.lost_channels(call.v, call.key_mask)
     if broken is not None and passes_on:
         lost = broken.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]

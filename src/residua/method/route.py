@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ops.backend import Backend
 from ..types import Call, Grouping, HeadCost, Route
+from .stages import GroupedCall
 
 
 def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
@@ -72,10 +73,9 @@ def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
 
 
 WORTH_EVERY = 4  # keys in group order, of which one is looked at
-GPU_WORTH_KEYS = 6  # of a group that a GPU looks at, which counts the bytes that it reads
 
 
-def group_worth(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+def group_worth(grouped: GroupedCall) -> Tensor:
     """Log of the error that a unit of mass in a K/V group leaves if the group is skipped and summarised.
 
     A summary is right where all keys of a group score alike, or all its values are alike. What it misses
@@ -83,10 +83,11 @@ def group_worth(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     mean squares, from a sample; docs/decisions/0018-routing-by-what-is-left.md). Relative to the other groups
     of the head; 0 where it is not known.  # [B, Hkv, Ck] fp32
     """
-    every = WORTH_EVERY
-    if call.k.device.type != "cpu":
-        every = max(every, call.k.shape[2] // (GPU_WORTH_KEYS * grouping.kv.groups))
-    return backend.group_worth(call.k, call.v, grouping.kv, every)
+    call, kv = grouped.call, grouped.grouping.kv
+    every, sample = WORTH_EVERY, grouped.rules.priority_keys
+    if sample is not None:
+        every = max(every, call.k.shape[2] // (sample * kv.groups))
+    return grouped.backend.group_worth(call.k, call.v, kv, every)
 
 
 def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from ..config import Config
 from ..receipt import Note
 from ..types import Call
+from .rules import KEYS_PER_GROUP, QUERIES_PER_GROUP, Rules
 from .text import LEFT_BY_TEXT, held_by_shapes, left_by_text
 
-QUERIES_PER_GROUP = 252  # what the authors ran: 300 query and 1000 K/V groups at 75,600 tokens
-KEYS_PER_GROUP = 76
 # Short calls need finer groups (docs/decisions/0002-group-counts.md): at least this many,
 MIN_QUERY_GROUPS = 64
 MIN_KV_GROUPS = 128
@@ -20,36 +19,8 @@ MIN_KV_GROUPS = 128
 MIN_QUERIES_PER_GROUP = 64
 MIN_KEYS_PER_GROUP = 32
 # Even the smallest calls have this many groups, so that the router can choose.
-FEWEST_QUERY_GROUPS = 4
-FEWEST_KV_GROUPS = 8
-# Summary keys of a query group on a GPU in calls with fewer free queries than LONG_CALL, and in longer ones.
-SHORT_CALL_SLOTS = 64
-LONG_CALL_SLOTS = 128
-LONG_CALL = 16384
-DRIFT_RANK = 16
-# Below this density most of the output comes from the summary: groups are finer, and a fixed part of the
-# budget pays for them (docs/decisions/0011-sizes-by-budget.md).
-LOW_DENSITY = 0.15
-# Query groups per full query row that the budget could pay for. A GPU computes covariances group by group, so
-# its anchors are dearer.
-ANCHOR_SHARE, GPU_ANCHOR_SHARE = 1 / 5, 1 / 8
-MIN_QUERIES_PER_ANCHOR = 126
-KEYS_PER_SUMMARY_GROUP = 32
-MAX_SUMMARY_GROUPS = 512
-# Short calls on a CPU have finer K/V groups than that: concentrated heads need them
-# (docs/decisions/0016-concentrated-heads.md).
-MIN_SUMMARY_GROUPS = 256
-FEWEST_KEYS_PER_GROUP, FEWEST_KEYS_AT_LOW_DENSITY = 16, 8
-SHORT_CALL = 4096
-# If the budget pays for fewer full query rows than this, centres of many small groups do better than few
-# anchors (docs/decisions/0021-centres.md).
-FEWEST_ROWS_WITH_ANCHORS = 300
-CENTRE_SHARE, MOST_CENTRE_QUERIES, QUERIES_PER_CENTRE = 3 / 4, 96, 32  # query groups per such row; limits
-# The full query rows that a budget pays for, at least, and the summary keys of a query group and the drift
-# rank that go with them (docs/decisions/0020-groups-that-share-a-slot.md); on a GPU a drift of rank 32 does
-# not fit the registers of the kernels.
-SUMMARY_BY_ROWS = ((640, 128, 32), (480, 96, 32), (300, 64, 16), (230, 48, 16), (180, 32, 16), (100, 32, 8), (0, 16, 0))
-GPU_SUMMARY_BY_ROWS = ((640, 128, 16), (363, 64, 16), (0, 32, 16))
+SMALLEST_QUERY_GROUPS = 4
+SMALLEST_KV_GROUPS = 8
 # Probe rows, unless a config names their number. In calls with a summary they take at most this part of the
 # budget, as long as there are enough of them.
 PROBES = 64
@@ -67,7 +38,6 @@ class Sizes:
     key_rank: int
     query_rank: int
     metric_rows: int
-    metric_spacing: str
     probes: int
     residual_rank: int
     single_slots: int  # summary keys of a query group that stand for one skipped K/V group each
@@ -78,40 +48,23 @@ class Sizes:
 
 def default_groups(queries: int, keys: int) -> tuple[int, int]:
     """Group counts for that many free tokens: in proportion for long calls, finer for short ones."""
-    fine_queries = min(MIN_QUERY_GROUPS, max(FEWEST_QUERY_GROUPS, queries // MIN_QUERIES_PER_GROUP))
-    fine_keys = min(MIN_KV_GROUPS, max(FEWEST_KV_GROUPS, keys // MIN_KEYS_PER_GROUP))
+    fine_queries = min(MIN_QUERY_GROUPS, max(SMALLEST_QUERY_GROUPS, queries // MIN_QUERIES_PER_GROUP))
+    fine_keys = min(MIN_KV_GROUPS, max(SMALLEST_KV_GROUPS, keys // MIN_KEYS_PER_GROUP))
     return (
         max(1, min(queries, max(fine_queries, round(queries / QUERIES_PER_GROUP)))),
         max(1, min(keys, max(fine_keys, round(keys / KEYS_PER_GROUP)))),
     )
 
 
-def summary_groups(queries: int, keys: int, density: float, cpu: bool) -> tuple[int, int]:
+def summary_groups(queries: int, keys: int, density: float, rules: Rules) -> tuple[int, int]:
     """Group counts for that many free tokens where skipped groups are summarised: at ordinary densities near
     the default counts, at low ones finer and by the budget."""
-    coarse = default_groups(queries, keys)
-    rows = density * queries  # full query rows that the budget pays for
-    low, few_rows = density < LOW_DENSITY, cpu and rows < FEWEST_ROWS_WITH_ANCHORS
-    if not (cpu or low):
-        return coarse
-    fine = min(MAX_SUMMARY_GROUPS, keys // KEYS_PER_SUMMARY_GROUP) if low else 0
-    if cpu and (few_rows or (low and keys <= SHORT_CALL)):
-        fine = min(MAX_SUMMARY_GROUPS, keys // FEWEST_KEYS_AT_LOW_DENSITY)
-    elif cpu:
-        fine = max(fine, min(MIN_SUMMARY_GROUPS, keys // FEWEST_KEYS_PER_GROUP))
-    anchors = round((ANCHOR_SHARE if cpu else GPU_ANCHOR_SHARE) * rows)
-    anchors = min(anchors, max(coarse[0], queries // MIN_QUERIES_PER_ANCHOR if low else 0))
-    if few_rows:
-        anchors = min(round(CENTRE_SHARE * rows), MOST_CENTRE_QUERIES, queries // QUERIES_PER_CENTRE)
-    return max(1, min(queries, max(FEWEST_QUERY_GROUPS, anchors))), max(coarse[1], fine)
-
-
-def summary_sizes(queries: int, density: float, cpu: bool) -> tuple[int, int]:
-    """Summary keys per query group, and drift rank."""
-    if not cpu and density >= LOW_DENSITY:
-        return LONG_CALL_SLOTS if queries >= LONG_CALL else SHORT_CALL_SLOTS, DRIFT_RANK
-    table = SUMMARY_BY_ROWS if cpu else GPU_SUMMARY_BY_ROWS
-    return next((slots, rank) for rows, slots, rank in table if density * queries >= rows)
+    default_queries, default_keys = default_groups(queries, keys)
+    rule = rules.group_rule(queries, keys, density)
+    most = min(rule.max_query_groups, max(default_queries, queries // rule.queries_each))
+    affordable = min(most, round(rule.share * (density * queries)))
+    fine = (min(count, keys // each) for count, each in rule.kv_groups)
+    return max(1, min(queries, max(SMALLEST_QUERY_GROUPS, affordable))), max(default_keys, *fine, 0)
 
 
 def default_probes(config: Config, queries: int, density: float) -> int:
@@ -145,7 +98,7 @@ def fewer_cells(query_groups: int, kv_groups: int, pairs: int) -> tuple[int, int
     return (small, large) if query_groups <= kv_groups else (large, small)
 
 
-def resolve(config: Config, call: Call) -> Sizes:
+def resolve(config: Config, call: Call, rules: Rules) -> Sizes:
     """Limits every count of the config to what the call allows; each change leaves a note for the receipt."""
     notes: list[Note] = []
 
@@ -174,10 +127,9 @@ def resolve(config: Config, call: Call) -> Sizes:
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
     by_default = default_groups(queries, keys)
-    cpu = call.q.device.type == "cpu"
     if config.summarises:
-        by_default = summary_groups(queries, keys, density, cpu)
-    slots_by_default, rank_by_default = summary_sizes(queries, density, cpu)
+        by_default = summary_groups(queries, keys, density, rules)
+    summary = rules.summary_rule(queries, density)
     query_groups = clamp("query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries")
     kv_groups = clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys")
     few = fewer_cells(query_groups, kv_groups, queries * keys)
@@ -196,8 +148,8 @@ def resolve(config: Config, call: Call) -> Sizes:
     residual_rank = clamp("residual_rank", config.residual_rank, value_dim, "the values' head dim")
     if probes:
         residual_rank = clamp("residual_rank", residual_rank, probes, "as many probes")
-    slots = min(kv_groups, config.summary_slots or slots_by_default)
-    rank = rank_by_default if config.drift_rank is None else config.drift_rank
+    slots = min(kv_groups, config.summary_slots or summary.slots)
+    rank = summary.rank if config.drift_rank is None else config.drift_rank
     drift_rank = clamp("drift_rank", rank, head_dim, "the head dim")
     single = slots if slots == kv_groups else slots // 2
     return Sizes(
@@ -206,7 +158,6 @@ def resolve(config: Config, call: Call) -> Sizes:
         key_rank,
         query_rank,
         min(config.metric_rows, queries),
-        config.metric_spacing,
         probes,
         residual_rank,
         single,

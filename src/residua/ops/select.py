@@ -52,6 +52,11 @@ def slow_note(chosen: str, demand: Demand) -> str | None:
     )
 
 
+def rules_for(device: torch.device) -> str:
+    """The name of the rules (`residua.method.rules`) by which calls on that device run."""
+    return "cpu" if device.type == "cpu" else "gpu"
+
+
 def choose_backend(name: str, demand: Demand) -> Backend:
     """The backend of that name, or for "auto" the best one that takes the call. If that is a slow one, the
     logger says so, once.

@@ -8,7 +8,7 @@ import torch
 from residua import Config, InputError, attention
 from residua.method.grouping import PARTITIONERS, Partitioner, group_tokens
 from residua.method.inputs import validate
-from residua.method.sizes import resolve
+from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from tests.support.oracle import normal, qkv, small
 
@@ -16,7 +16,7 @@ from tests.support.oracle import normal, qkv, small
 def group(q, k, v, config=None, start=None, **spans):
     config = config or small()
     call = validate(q, k, v, **spans)
-    return group_tokens(call, config, resolve(config, call), start, Backend())
+    return group_tokens(SizedCall.of(call, config, Backend()), start)
 
 
 def blobs(tokens, spots, seed):
@@ -178,8 +178,9 @@ def test_a_partitioner_of_ones_own():
     class Halves(Partitioner):
         name = "first-channel"
 
-        def key_factor(self, call, sizes, backend):
-            return torch.eye(call.q.shape[-1])[:, :1].expand(*call.k.shape[:2], -1, -1)
+        def key_factor(self, sized):
+            q, k = sized.call.q, sized.call.k
+            return torch.eye(q.shape[-1])[:, :1].expand(*k.shape[:2], -1, -1)
 
     try:
         q, k, v = qkv()

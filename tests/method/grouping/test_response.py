@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from residua.method import grouping
+from residua.method.rules import CPU
 from residua.ops.backend import Backend
 from tests.support.oracle import normal
 
@@ -22,7 +23,7 @@ def query_metric(centroids, sizes):
 
 
 def metric_factor(metric, rank):
-    return grouping.metric_factor(metric, rank, PLAIN)
+    return grouping.metric_factor(metric, rank, CPU, PLAIN)
 
 
 def key_coordinates(k, factor):

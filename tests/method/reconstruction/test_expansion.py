@@ -16,13 +16,13 @@ from residua.method.reconstruction.expansion import directions, drift, expand
 from residua.method.reconstruction.slots import assign_slots
 from residua.method.reconstruction.tail import merge_centres
 from residua.method.route import cell_scores
+from residua.method.stages import Routing
 from residua.ops import backends
 from residua.ops.backend import Backend
-from tests.support.making import grouping_of, partition, random_cells
+from tests.support.making import grouping_of, in_groups, partition, random_cells
 from tests.support.oracle import expand_heads, masked_attention, normal, qkv, small, worst
 
 CQ, CK = 5, 9
-EVERY = torch.ones(2, 4, dtype=torch.bool)
 
 
 def at_their_anchors(kv_heads=4, padding=False, pinned=False):
@@ -48,10 +48,14 @@ def dense(call):
 
 def expanded(call, grouping, route, single, merged, rank, backend=None):
     backend = backend or Backend()
-    log_mass = cell_scores(call, grouping, "mass", backend)
-    wanted = torch.ones(call.q.shape[:2], dtype=torch.bool)
-    slots = assign_slots(route, grouping, log_mass, single, merged, wanted, backend)
-    return expand(call, grouping, slots, rank, backend)
+    grouped = in_groups(call, grouping, backend, single_slots=single, merged_slots=merged, drift_rank=rank)
+    routing = routed(call, route, cell_scores(call, grouping, "mass", backend))
+    return expand(grouped, routing, assign_slots(grouped, routing))
+
+
+def routed(call, route, log_mass, centres=None):
+    """A routing after which every head has a summary."""
+    return Routing(route, log_mass, torch.zeros(call.q.shape[:2], dtype=torch.bool), centres)
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
@@ -162,7 +166,7 @@ def test_coordinates_of_full_rank_keep_every_product(kv_heads, padding):
     q = call.q + normal(*call.q.shape, seed=9)
     call = validate(q, call.k, call.v, key_mask=call.key_mask)
     grouping = grouping_of(call, grouping.query, grouping.kv)
-    to_query, to_key = (x.double() for x in directions(call, grouping, 8, Backend()))
+    to_query, to_key = (x.double() for x in directions(in_groups(call, grouping, drift_rank=8)))
     for b in range(2):
         for h in range(4):
             g = h * kv_heads // 4
@@ -186,7 +190,7 @@ def test_few_coordinates_hold_the_directions_in_which_both_vary():
     call = validate(q, k, k)
     one = partition(torch.zeros(1, 1, 400, dtype=torch.long))
     grouping = grouping_of(call, one, one)
-    to_query, to_key = directions(call, grouping, 1, Backend())
+    to_query, to_key = directions(in_groups(call, grouping, drift_rank=1))
     y = ((q - grouping.anchors) @ to_query) @ ((k - grouping.kv_centroids) @ to_key).mT
     wanted = call.scale * (q - grouping.anchors) @ (k - grouping.kv_centroids).mT
     assert worst(y, wanted.double()) < 0.02
@@ -199,11 +203,11 @@ def test_padding_does_not_turn_the_directions():
     found = []
     for value in (0.0, 1e6, math.nan):
         dirty = validate(call.q, torch.where(hidden, value, call.k), call.v, key_mask=call.key_mask)
-        found.append(directions(dirty, grouping_of(dirty, grouping.query, grouping.kv), 3, Backend()))
+        found.append(directions(in_groups(dirty, grouping_of(dirty, grouping.query, grouping.kv), drift_rank=3)))
     assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other, strict=True))
     short = validate(call.q[1:], call.k[1:, :, :71], call.v[1:, :, :71])
     cut = grouping_of(short, partition(grouping.query.labels[1:], CQ), partition(grouping.kv.labels[1:, :, :71], CK))
-    for x, y in zip(found[0], directions(short, cut, 3, Backend()), strict=True):
+    for x, y in zip(found[0], directions(in_groups(short, cut, drift_rank=3)), strict=True):
         assert torch.allclose(x[1:], y, rtol=1e-4, atol=1e-5)
 
 
@@ -239,11 +243,12 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     query = partition((torch.arange(40) % 4).expand(1, 2, 40))
     grouping = grouping_of(call, query, partition(labels))
     route = random_cells(grouping, 2, 0.3, seed=1)
-    centres = Centres.of(call, grouping, Backend())
-    mass = centres.log_mass(call, grouping, Backend())
+    grouped = in_groups(call, grouping, single_slots=6, merged_slots=0)
+    centres = Centres.of(grouped)
+    mass = centres.log_mass(grouped)
     assert torch.allclose(mass, cell_scores(call, grouping, "mass", Backend()), atol=1e-4)
-    slots = assign_slots(route, grouping, mass, 6, 0, torch.ones(1, 2, dtype=torch.bool), Backend())
-    summary = merge_centres(call, grouping, slots, mass, centres, Backend())
+    routing = routed(call, route, mass, centres)
+    summary = merge_centres(grouped, routing, assign_slots(grouped, routing))
     on = summary.log_weight > -math.inf
     assert torch.allclose(summary.log_weight[on], torch.tensor(math.log(10)), atol=1e-4)
     out, _ = backends()["torch"].attend(q, k, v, route, call.scale, summary)
@@ -258,7 +263,7 @@ def test_a_centre_is_exact_for_the_mean_query(backend, padding):
     if backend.unavailable():
         pytest.skip(backend.unavailable())
     call, grouping = at_their_anchors(2, padding=padding)
-    centres = Centres.of(call, grouping, backend)
+    centres = Centres.of(in_groups(call, grouping, backend))
     for b, h, group in torch.cartesian_prod(*(torch.arange(n) for n in (2, 2, CK))).tolist():
         middle = call.q[b, 2 * h : 2 * h + 2].double().mean((0, 1))
         inside = grouping.kv.labels[b, h] == group
@@ -278,7 +283,7 @@ def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
         pytest.skip(backend.unavailable())
     call, grouping = at_their_anchors(kv_heads)
     shares = 4 // kv_heads
-    centres = Centres.of(call, grouping, backend)
+    centres = Centres.of(in_groups(call, grouping, backend))
     every = Centres(*(expand_heads(x, 4) for x in (centres.keys, centres.values, centres.log_size)))
     expanded_call = validate(call.q, expand_heads(call.k, 4), expand_heads(call.v, 4))
     labels = expand_heads(grouping.kv.labels, 4)
@@ -286,9 +291,10 @@ def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
     assert call.shares == shares and expanded_call.shares == 1
     found = []
     for one, groups, middle in ((call, grouping, centres), (expanded_call, expanded_grouping, every)):
-        mass = middle.log_mass(one, groups, backend)
-        slots = assign_slots(random_cells(groups, 4, 0.3, seed=1), groups, mass, 2, 3, EVERY, backend)
-        found.append((mass, slots.index, merge_centres(one, groups, slots, mass, middle, backend)))
+        grouped = in_groups(one, groups, backend, single_slots=2, merged_slots=3)
+        routing = routed(one, random_cells(groups, 4, 0.3, seed=1), middle.log_mass(grouped), middle)
+        slots = assign_slots(grouped, routing)
+        found.append((routing.log_mass, slots.index, merge_centres(grouped, routing, slots)))
     (mass, index, shared), (mass_there, index_there, expanded) = found
     assert torch.allclose(mass, mass_there, atol=1e-5) and torch.equal(index, index_there)
     for name in ("keys", "values", "log_weight"):
@@ -299,7 +305,7 @@ def test_an_empty_group_has_a_centre_without_mass():
     call, grouping = at_their_anchors(2)
     more = replace(grouping.kv, offsets=torch.cat([grouping.kv.offsets, grouping.kv.offsets[..., -1:]], -1))
     grouping = grouping_of(call, grouping.query, more)
-    centres = Centres.of(call, grouping, Backend())
+    centres = Centres.of(in_groups(call, grouping))
     assert (centres.log_size[..., -1] == -math.inf).all() and centres.log_size[..., :-1].isfinite().all()
     assert not centres.keys.isnan().any() and not centres.values.isnan().any()
 
@@ -312,36 +318,39 @@ def test_groups_that_share_a_slot_vary_around_each_other():
     grouping = grouping_of(call, partition(torch.zeros(1, 1, 40, dtype=torch.long)), partition(labels))
     nothing = Route(grouping.query, grouping.kv, torch.zeros(1, 1, 1, 6, dtype=torch.bool))
     log_mass = cell_scores(call, grouping, "mass", Backend())
-    slots = assign_slots(nothing, grouping, log_mass, 0, 1, torch.ones(1, 1, dtype=torch.bool), Backend())
-    found = drift(call, grouping, slots, 3, Backend())
-    _, to_key = directions(call, grouping, 3, Backend())
+    routing = routed(call, nothing, log_mass)
+    grouped = in_groups(call, grouping, single_slots=0, merged_slots=1, drift_rank=3)
+    found = drift(grouped, assign_slots(grouped, routing))
+    _, to_key = directions(grouped)
     y = call.k[0, 0, :6].double() @ to_key[0, 0].double()
     y, value = y - y.mean(0), call.v[0, 0, :6].double() - call.v[0, 0, :6].double().mean(0)
     assert worst(found.slope[0, 0, 0].double(), y.mT @ value / 6) < 1e-5
     assert worst(2 * found.curve[0, 0, 0].double(), y.square().mean(0)) < 1e-5
-    own = assign_slots(nothing, grouping, log_mass, 6, 0, torch.ones(1, 1, dtype=torch.bool), Backend())
-    assert drift(call, grouping, own, 3, Backend()).slope.abs().max() < 1e-6
+    grouped = in_groups(call, grouping, single_slots=6, merged_slots=0, drift_rank=3)
+    assert drift(grouped, assign_slots(grouped, routing)).slope.abs().max() < 1e-6
 
 
 def test_the_simple_tail_in_pieces(monkeypatch):
     """Chunks of query groups give what the whole gives, and merged slots hold weighted means of centres."""
     call, grouping = at_their_anchors(2, padding=True)
     route = random_cells(grouping, 4, 0.3, seed=1)
-    centres = Centres.of(call, grouping, Backend())
-    mass = centres.log_mass(call, grouping, Backend())
-    slots = assign_slots(route, grouping, mass, 2, 2, EVERY, Backend())
-    whole = merge_centres(call, grouping, slots, mass, centres, Backend())
+    grouped = in_groups(call, grouping, single_slots=2, merged_slots=2)
+    centres = Centres.of(grouped)
+    mass = centres.log_mass(grouped)
+    routing = routed(call, route, mass, centres)
+    slots = assign_slots(grouped, routing)
+    whole = merge_centres(grouped, routing, slots)
     monkeypatch.setattr("residua.ops.plain.chunks.CHUNK_BYTES", 1)
-    pieces = merge_centres(call, grouping, slots, mass, centres, Backend())
+    pieces = merge_centres(grouped, routing, slots)
     for name in ("keys", "values", "log_weight"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
     for scale in (call.scale, -call.scale, 0.0):
-        scaled = replace(call, scale=scale)
-        around = Centres.of(scaled, grouping, Backend())
-        mass_there = around.log_mass(scaled, grouping, Backend())
-        there = assign_slots(route, grouping, mass_there, 2, 2, EVERY, Backend())
+        scaled = replace(grouped, call=replace(call, scale=scale))
+        around = Centres.of(scaled)
+        routing = routed(call, route, around.log_mass(scaled), around)
+        there = assign_slots(scaled, routing)
         plain, native = (
-            merge_centres(scaled, grouping, there, mass_there, around, backends()[name]) for name in ("torch", "native")
+            merge_centres(replace(scaled, backend=backends()[name]), routing, there) for name in ("torch", "native")
         )
         for name in ("keys", "values", "log_weight"):
             torch.testing.assert_close(getattr(native, name), getattr(plain, name), rtol=1e-4, atol=1e-4)

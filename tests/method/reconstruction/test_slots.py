@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from residua.method.inputs import validate
 from residua.method.reconstruction.slots import assign_slots, neighbours
 from residua.method.route import cell_scores
+from residua.method.stages import Routing
 from residua.ops.backend import Backend
-from tests.support.making import grouping_of, partition, random_cells
+from tests.support.making import grouping_of, in_groups, partition, random_cells
 from tests.support.oracle import qkv
 
 
@@ -27,7 +28,8 @@ def made(seed, heads, kv_heads, cq, ck, keep, single, merged, wanted=None):
     route = random_cells(grouping, heads, keep, seed)
     log_mass = cell_scores(call, grouping, "mass", Backend())
     wanted = torch.ones(2, heads, dtype=torch.bool) if wanted is None else wanted
-    return (route, grouping, log_mass, assign_slots(route, grouping, log_mass, single, merged, wanted, Backend()))
+    grouped = in_groups(call, grouping, single_slots=single, merged_slots=merged)
+    return (route, grouped, log_mass, assign_slots(grouped, Routing(route, log_mass, ~wanted)))
 
 
 def skipped_cells(route):
@@ -103,16 +105,16 @@ def test_merged_slots_hold_neighbours():
     k[..., 0] = 100.0 * (torch.arange(60) % 12 // 4)  # groups 0-3, 4-7 and 8-11 lie together
     call = validate(q, k, v)
     query, kv = (partition((torch.arange(30) % 3).view(1, 1, 30)), partition((torch.arange(60) % 12).view(1, 1, 60)))
-    found = neighbours(grouping_of(call, query, kv), 3, Backend())[0, 0]
+    found = neighbours(in_groups(call, grouping_of(call, query, kv), merged_slots=3))[0, 0]
     assert [len(found[4 * i : 4 * i + 4].unique()) for i in range(3)] == [1, 1, 1] and len(found.unique()) == 3
 
 
 @pytest.mark.parametrize("single, merged", [(7, 0), (3, 2)])
 def test_masses_at_the_edge_of_fp32_stay_finite(single, merged):
-    route, grouping, log_mass, _ = made(3, 2, 1, 4, 7, 0.3, single, merged)
-    wanted = torch.ones(2, 2, dtype=torch.bool)
+    route, grouped, log_mass, _ = made(3, 2, 1, 4, 7, 0.3, single, merged)
+    dropping = torch.zeros(2, 2, dtype=torch.bool)
     for shift in (-1e4, 1e4):
-        found = assign_slots(route, grouping, log_mass + shift, single, merged, wanted, Backend())
+        found = assign_slots(grouped, Routing(route, log_mass + shift, dropping))
         skipped = skipped_cells(route)
         assert not found.log_mass.isnan().any() and found.share.isfinite().all()
         assert torch.allclose(found.share.sum(-1), skipped.any(-1).float(), atol=1e-3)

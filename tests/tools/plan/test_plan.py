@@ -9,6 +9,7 @@ import pytest
 
 from residua import Config
 from residua.errors import InputError
+from residua.method.rules import CPU, GPU
 from residua.method.sizes import default_groups, summary_groups
 from residua.tools.plan import MACHINES, MODELS, Plan, calls, make_plan
 from residua.tools.plan.local import READERS
@@ -38,7 +39,7 @@ def test_tokens_are_exact(name: str, tokens: int, keys: int) -> None:
     plan = make_plan(name)
     assert plan.tokens == tokens
     assert plan.forward.keys == keys
-    groups = summary_groups(tokens, tokens, 0.06, cpu=plan.machine.value_bytes == 4)
+    groups = summary_groups(tokens, tokens, 0.06, CPU if plan.machine.value_bytes == 4 else GPU)
     assert (plan.call.query_groups, plan.call.kv_groups) == groups
     paper = make_plan(name, paper=True)
     assert (paper.call.query_groups, paper.call.kv_groups) == default_groups(tokens, tokens)

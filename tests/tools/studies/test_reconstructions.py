@@ -11,6 +11,7 @@ import torch
 import residua
 from residua import Config
 from residua.method.row_error import relative_row_error
+from residua.method.rules import CPU
 from residua.method.sizes import resolve
 from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
@@ -114,7 +115,7 @@ def test_no_cost_is_above_its_target_unless_the_receipt_says_so(results):
 
 def test_ingredients_change_one_thing_at_a_time(calls):
     call = calls[0].call()
-    sizes = resolve(CONFIG, call)
+    sizes = resolve(CONFIG, call, CPU)
     changed = ingredients(CONFIG.replace(reconstruction="probe"), sizes)
     base = changed[AS_IT_IS].to_dict()
     assert base["reconstruction"] == "anchored"
@@ -128,7 +129,7 @@ def test_ingredients_change_one_thing_at_a_time(calls):
 
 def test_settings_that_a_call_cuts_to_the_same_run_once(calls):
     bench = Bench(Subject(calls[0], CONFIG))
-    groups = resolve(CONFIG, bench.subject.call).kv_groups
+    groups = bench.subject.sizes(CONFIG).kv_groups
     first, second = (bench.run(INGREDIENTS, "x", CONFIG.replace(summary_slots=slots)) for slots in (groups, 4 * groups))
     assert first == second and len(bench._done) == 1
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from ...config import Config
 from ...state import State
 from ...types import Call, Probes
-from ..reconstruction import GroupedCall, Reconstruction, Verdict
+from ..reconstruction import Reconstruction
+from ..stages import GroupedCall, Verdict
 from ..text import beside_held, with_text, without_held
 from . import bounded
 from .shared import SharedBudget

@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...config import PARTITIONS, Config
+from ...config import PARTITIONS
 from ...ops.backend import Backend
 from ...registry import Registry
 from ...types import Call, Grouping, Partition, Rows
-from ..sizes import Sizes
+from ..stages import SizedCall
 from .kmeans import first_rows, kmeans_labels
 from .response import key_metric, metric_factor, query_metric
 
@@ -25,11 +25,11 @@ class Partitioner:
 
     name: ClassVar[str]
 
-    def key_factor(self, call: Call, sizes: Sizes, backend: Backend) -> Tensor | None:
+    def key_factor(self, sized: SizedCall) -> Tensor | None:
         """The map for keys.  # [B, Hkv, D, R] fp32"""
         return None
 
-    def query_factor(self, centroids: Tensor, counts: Tensor, sizes: Sizes, backend: Backend) -> Tensor | None:
+    def query_factor(self, sized: SizedCall, centroids: Tensor, counts: Tensor) -> Tensor | None:
         """The map for queries, given the K/V groups' centroids [B, Hkv, Ck, D] and counts [B, Hkv, Ck]; the
         mapped queries are RMS-normalised.  # [B, Hkv, D, R] fp32"""
         return None
@@ -63,14 +63,14 @@ class KeyResponse(Partitioner):
 
     name = "key-response"
 
-    def key_factor(self, call: Call, sizes: Sizes, backend: Backend) -> Tensor | None:
-        of_keys = key_metric(
-            call.free_queries.take(call.q, 2), sizes.metric_rows, sizes.metric_spacing, backend
-        )  # [B, H, D, D]
+    def key_factor(self, sized: SizedCall) -> Tensor | None:
+        call, sizes, backend = sized.call, sized.sizes, sized.backend
+        rows = call.free_queries.take(call.q, 2)
+        of_keys = key_metric(rows, sizes.metric_rows, sized.config.metric_spacing, backend)  # [B, H, D, D]
         if call.shares > 1:
             # heads that share keys share a key metric: the mean of theirs
             of_keys = of_keys.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
-        return metric_factor(of_keys, sizes.key_rank, backend)
+        return metric_factor(of_keys, sizes.key_rank, sized.rules, backend)
 
 
 @PARTITIONERS.register
@@ -79,22 +79,22 @@ class ResponseCoupled(KeyResponse):
 
     name = "response"
 
-    def query_factor(self, centroids: Tensor, counts: Tensor, sizes: Sizes, backend: Backend) -> Tensor | None:
-        return metric_factor(query_metric(centroids, counts, backend), sizes.query_rank, backend)
+    def query_factor(self, sized: SizedCall, centroids: Tensor, counts: Tensor) -> Tensor | None:
+        metric = query_metric(centroids, counts, sized.backend)
+        return metric_factor(metric, sized.sizes.query_rank, sized.rules, sized.backend)
 
 
 def group_tokens(
-    call: Call,
-    config: Config,
-    sizes: Sizes,
-    start: tuple[Tensor, Tensor] | None,
-    backend: Backend,
+    sized: SizedCall,
+    start: tuple[Tensor, Tensor] | None = None,
+    *,
     keep_coordinates: bool = True,
     steps: int | None = None,
 ) -> Grouping:
     """Groups keys, then queries. `start` holds the centroids (queries, keys) of the step before, in the
     original space: the coordinates rotate from step to step, so the centroids are projected again. `steps` of
     k-means; None: as the config says for a cold or a warm start."""
+    call, config, sizes, backend = sized.call, sized.config, sized.sizes, sized.backend
     partitioner = PARTITIONERS[config.partition]
     if steps is None:
         steps = config.kmeans_cold if start is None else config.kmeans_warm
@@ -102,14 +102,14 @@ def group_tokens(
 
     keys = call.free_keys.take(call.k, 2)
     valid = None if call.key_mask is None else call.free_keys.take(call.key_mask, 1)
-    key_factor = partitioner.key_factor(call, sizes, backend)
+    key_factor = partitioner.key_factor(sized)
     _, labels = _cluster(keys, key_factor, False, False, sizes.kv_groups, steps, key_start, valid, backend)
     kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups, backend)
     means = backend.sorted_means(call.k, kv)  # [B, Hkv, Ck, D]
     kv_centroids = keep_empty(means, kv, _first_rows(keys, sizes.kv_groups, valid) if key_start is None else key_start)
 
     free = sizes.kv_groups
-    factor = partitioner.query_factor(kv_centroids[..., :free, :], kv.sizes[..., :free], sizes, backend)
+    factor = partitioner.query_factor(sized, kv_centroids[..., :free, :], kv.sizes[..., :free])
     if factor is not None and call.shares > 1:
         factor = factor.repeat_interleave(call.shares, dim=1)
     rows = call.free_queries.take(call.q, 2)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...ops.backend import Backend
 from ...util.golden import spread_indices
+from ..rules import Rules
 
 
 def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
@@ -35,13 +36,13 @@ def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend) -> Tensor:
     return backend.second_moment(centroids, sizes > 0, centred=True) / centroids.shape[-1]
 
 
-def metric_factor(metric: Tensor, rank: int, backend: Backend) -> Tensor:
+def metric_factor(metric: Tensor, rank: int, rules: Rules, backend: Backend) -> Tensor:
     """Leading eigenvectors, scaled by the root of their eigenvalues, which are normalised to unit mean first.
 
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """
-    if metric.device.type != "cpu":
-        return backend.leading_factor(metric, rank)  # an eigensolver would make the GPU wait
+    if not rules.host_may_wait:  # for an eigensolver
+        return backend.leading_factor(metric, rank)
     values, vectors = backend.eigh(metric.double())  # ascending
     values, vectors = values[..., -rank:].flip(-1).clamp(min=0), vectors[..., -rank:].flip(-1)
     weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)

@@ -3,7 +3,7 @@ fit.
 
 Clustering takes up to a third of a call at small budgets and finds nearly the same groups again
 (docs/decisions/0013-groups-are-kept.md). A sample of rows shows which heads have changed too much: only these
-are clustered again. A GPU must not wait for such an answer, so there the number of calls decides.
+are clustered again. Where the host must not wait for such an answer, the number of calls decides.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...config import Config
 from ...ops.backend import Backend
-from ...types import Call, Grouping, GroupMemory, Partition, Rows
+from ...types import Grouping, GroupMemory, Partition, Rows
 from ...util.golden import spread_indices
-from ..sizes import Sizes
+from ..stages import SizedCall
 from .partition import group_tokens, keep_empty
 
 SAMPLE = 256  # rows per head that show whether groups still fit
@@ -30,60 +29,57 @@ STALE = 1.1
 BORROWED_STEPS = 5
 
 
-def keep(call: Call, config: Config, sizes: Sizes, grouping: Grouping) -> GroupMemory:
+def keep(sized: SizedCall, grouping: Grouping) -> GroupMemory:
     """What the next call can start from."""
+    call, sizes, may_wait = sized.call, sized.sizes, sized.rules.host_may_wait
     keys = grouping.kv_centroids[..., : sizes.kv_groups, :]
     memory = GroupMemory(grouping.query_centroids.to(call.q.dtype), keys.to(call.q.dtype), age=grouping.age)
-    on_cpu = call.q.device.type == "cpu"
-    if grouping.age + 1 >= config.regroup_every or not (on_cpu or call.key_mask is None):
+    if grouping.age + 1 >= sized.config.regroup_every or not (may_wait or call.key_mask is None):
         return memory
     return replace(
         memory,
         query_labels=_compact(grouping.query),
         kv_labels=_compact(grouping.kv),
-        key_factor=grouping.key_factor if on_cpu else None,
-        query_factor=grouping.query_factor if on_cpu else None,
+        key_factor=grouping.key_factor if may_wait else None,
+        query_factor=grouping.query_factor if may_wait else None,
     )
 
 
-def group_again(
-    call: Call, config: Config, sizes: Sizes, memory: GroupMemory | None, backend: Backend, keep_coordinates: bool
-) -> Grouping:
+def group_again(sized: SizedCall, memory: GroupMemory | None, keep_coordinates: bool) -> Grouping:
     """Groups of a call: those of the call before in heads where they still fit, new ones elsewhere, started
     from the old ones.
 
     Args:
-        call: The call.
-        config: How it is approximated.
-        sizes: Its group counts.
+        sized: The call.
         memory: What `keep` stored after the call before; None: there was none.
-        backend: Does the clustering.
         keep_coordinates: Whether the coordinates of all queries are wanted; then all are clustered.
     """
+    config, sizes = sized.config, sized.sizes
     if memory is None:
-        return group_tokens(call, config, sizes, None, backend, keep_coordinates)
+        return group_tokens(sized, keep_coordinates=keep_coordinates)
     counts = (memory.query_centroids.shape[2], memory.kv_centroids.shape[2])
     if counts != (sizes.query_groups, sizes.kv_groups):
-        memory = _resized(call, sizes, memory)
+        memory = _resized(sized, memory)
     if memory.borrowed:
         steps = min(config.kmeans_cold, max(config.kmeans_warm, BORROWED_STEPS))
-        return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates, steps)
-    if keep_coordinates or not _same_keys(call, memory):
-        return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates)
-    grouping = _as_before(call, sizes, memory, backend)
-    if call.q.device.type != "cpu":
+        return group_tokens(sized, memory.centroids, keep_coordinates=keep_coordinates, steps=steps)
+    if keep_coordinates or not _same_keys(sized, memory):
+        return group_tokens(sized, memory.centroids, keep_coordinates=keep_coordinates)
+    grouping = _as_before(sized, memory)
+    if not sized.rules.host_may_wait:
         return grouping
-    stale = stale_heads(call, sizes, grouping, backend)
+    stale = stale_heads(sized, grouping)
     if not stale.any():
         return grouping
     if stale.all():
-        return group_tokens(call, config, sizes, memory.centroids, backend, keep_coordinates)
-    return _renewed(call, config, sizes, memory, grouping, stale, backend)
+        return group_tokens(sized, memory.centroids, keep_coordinates=keep_coordinates)
+    return _renewed(sized, memory, grouping, stale)
 
 
-def _resized(call: Call, sizes: Sizes, memory: GroupMemory) -> GroupMemory:
+def _resized(sized: SizedCall, memory: GroupMemory) -> GroupMemory:
     """Centroids for other group counts, to start from: sizes follow the budget, which may differ from step to
     step."""
+    call, sizes = sized.call, sized.sizes
     queries = _as_many(memory.query_centroids, sizes.query_groups, call.q, call.free_queries)
     keys = _as_many(memory.kv_centroids, sizes.kv_groups, call.k, call.free_keys)
     return GroupMemory(queries, keys, borrowed=True)
@@ -99,17 +95,19 @@ def _as_many(centroids: Tensor, count: int, x: Tensor, rows: Rows) -> Tensor:
     return torch.cat([centroids, x[:, :, index].to(centroids.dtype)], 2)
 
 
-def _same_keys(call: Call, memory: GroupMemory) -> bool:
+def _same_keys(sized: SizedCall, memory: GroupMemory) -> bool:
     """Whether the stored groups hold the keys of this call, and may be used at all."""
     if memory.kv_labels is None:
         return False
-    if call.k.device.type != "cpu":  # on other devices labels are only kept for calls without padding
+    call = sized.call
+    if not sized.rules.host_may_wait:  # then labels are only kept for calls without padding
         return call.key_mask is None
     grouped = memory.kv_labels[:, 0] >= 0  # [B, Nk], keys that were not padding
     return bool(grouped.all()) if call.key_mask is None else torch.equal(call.key_mask, grouped)
 
 
-def _as_before(call: Call, sizes: Sizes, memory: GroupMemory, backend: Backend) -> Grouping:
+def _as_before(sized: SizedCall, memory: GroupMemory) -> Grouping:
+    call, sizes, backend = sized.call, sized.sizes, sized.backend
     assert memory.query_labels is not None and memory.kv_labels is not None
     pinned = int(call.pinned_keys.count > 0)
     query = backend.sort_groups(memory.query_labels.long(), sizes.query_groups)
@@ -129,12 +127,13 @@ def _as_before(call: Call, sizes: Sizes, memory: GroupMemory, backend: Backend) 
     )
 
 
-def stale_heads(call: Call, sizes: Sizes, grouping: Grouping, backend: Backend) -> Tensor:
+def stale_heads(sized: SizedCall, grouping: Grouping) -> Tensor:
     """Heads whose keys, or whose queries on average over the heads that share them, no longer fit their
     groups.
 
     -> [B, Hkv] bool
     """
+    call, sizes, backend = sized.call, sized.sizes, sized.backend
     centroids = grouping.kv_centroids[..., : sizes.kv_groups, :]
     keys = _excess(call.k, call.free_keys, grouping.kv, centroids, grouping.key_factor, False, backend)
     queries = _excess(
@@ -173,10 +172,9 @@ def _excess(
     return torch.where(own == 0, 1.0, own / nearest)
 
 
-def _renewed(
-    call: Call, config: Config, sizes: Sizes, memory: GroupMemory, grouping: Grouping, stale: Tensor, backend: Backend
-) -> Grouping:
+def _renewed(sized: SizedCall, memory: GroupMemory, grouping: Grouping, stale: Tensor) -> Grouping:
     """The grouping with the heads `stale` [B, Hkv] clustered again, each as a batch entry of its own."""
+    call, backend = sized.call, sized.backend
     heads = stale.flatten().nonzero()[:, 0]
 
     def some(x: Tensor) -> Tensor:
@@ -195,7 +193,7 @@ def _renewed(
     keys = some(call.k)
     part = replace(call, q=some(call.q), k=keys, v=keys, key_mask=mask)  # grouping does not use the values
     start = (some(memory.query_centroids), some(memory.kv_centroids))
-    fresh = group_tokens(part, config, sizes, start, backend, keep_coordinates=False)
+    fresh = group_tokens(replace(sized, call=part), start, keep_coordinates=False)
     factors: dict[str, Any] = {
         name: merged(old, new)
         for name in ("key_factor", "query_factor")

@@ -7,81 +7,17 @@ the kernel's output. A new one is a class with `@RECONSTRUCTIONS.register`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...config import RECONSTRUCTION_TRAITS, Config, Traits
-from ...ops.backend import Backend
 from ...receipt import Note
 from ...registry import Registry
-from ...types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
+from ...types import HeadCost, SummaryKeys
 from ..route import cell_scores, keep_all, keep_best, pair_budget, routing_cost
-from ..sizes import Sizes
-
-if TYPE_CHECKING:
-    from .centres import Centres
-    from .expansion import Scatter
-
-
-@dataclass(frozen=True)
-class GroupedCall:
-    """A call whose tokens are in groups: what every later stage starts from."""
-
-    call: Call
-    config: Config
-    sizes: Sizes
-    grouping: Grouping
-    allowed: Tensor  # [B, H] fp64, the density that each head may spend
-    backend: Backend
-    floor: Tensor | None = None  # [B, H] fp64, the least density of use to a head, if a budget moves with it
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """Keys that are not padding.  # [B, 1] fp64"""
-        return self.call.valid_keys[:, None].double()
-
-    @property
-    def key_count(self) -> Tensor | float:
-        """`keys`; a number where the shapes tell, so that a GPU launches nothing for it."""
-        return float(self.call.k.shape[2]) if self.call.key_mask is None else self.keys
-
-    def price(self, cost: HeadCost) -> Tensor | float:
-        """What that work costs a head of this call."""
-        return cost.fixed + cost.per_key * self.key_count
-
-    @property
-    def groups(self) -> tuple[int, int]:
-        """Query groups and K/V groups."""
-        return self.grouping.query.groups, self.grouping.kv.groups
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The cells that a budget bought, and what the router measured to choose them."""
-
-    route: Route
-    log_mass: Tensor | None = None  # [B, H, Cq, Ck] as from `cell_scores`; None if nothing may be skipped
-    bare: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
-    centres: Centres | None = None  # of the K/V groups, if their masses come from these
-    scatter: Scatter | None = None  # how far tokens are from the middle of their groups; None: not looked at
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the kernel will compute, after some rows were computed exactly."""
-
-    route: Route
-    summary: SummaryKeys | None = None
-    probes: Probes | None = None
-    choice: Tensor | None = None  # [B, H] int64 of `Choice`; None if heads have no choice
-    error: Tensor | None = None  # [B, H] fp32, estimated before the kernel runs
-    sparse_error: Tensor | None = None  # [B, H] fp32, the same, but of dense heads as if they were not
-    costs: Callable[[], Mapping[str, Tensor]] = dict  # [B, H] each: work of judging, in pairs; if asked
+from ..stages import GroupedCall, Routing, SizedCall, Verdict
 
 
 class Reconstruction:
@@ -92,7 +28,7 @@ class Reconstruction:
     probe_policy: ClassVar[str | None] = None  # how its probe rows are placed; None: it takes none
     all_in: ClassVar[bool] = False  # whether `density` pays for everything, not for exact pairs alone
 
-    def affordable(self, grouped: GroupedCall) -> tuple[Reconstruction, tuple[Note, ...]]:
+    def affordable(self, sized: SizedCall) -> tuple[Reconstruction, tuple[Note, ...]]:
         """The reconstruction that the budget of this call can pay for.
 
         Returns:
@@ -100,9 +36,9 @@ class Reconstruction:
         """
         return self, ()
 
-    def routing_cost(self, grouped: GroupedCall) -> HeadCost:
+    def routing_cost(self, sized: SizedCall) -> HeadCost:
         """What scoring the cells costs."""
-        return routing_cost(grouped.call, grouped.config.score, grouped.groups)
+        return routing_cost(sized.call, sized.config.score, sized.groups)
 
     def route(self, grouped: GroupedCall) -> Routing:
         """Spends the pair budget of every head on its best cells."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...ops.backend import Backend
 from ...types import Call, Grouping, HeadCost
 from ..route import mass_at_anchors
+from ..stages import GroupedCall, SizedCall
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Centres:
     log_size: Tensor  # [B, Hkv, Ck] fp32, -inf for an empty group
 
     @staticmethod
-    def of(call: Call, grouping: Grouping, backend: Backend) -> Centres:
-        """On a CPU the keys of a group count by their softmax weights for the mean query, for which the
-        centre is then exact; on a GPU, which launches as little as it can, all alike."""
-        if call.q.device.type != "cpu":
+    def of(grouped: GroupedCall) -> Centres:
+        """The centres of all K/V groups, for which their keys count by their softmax weights for the mean query,
+        or all alike (`Rules.weighs_centres`)."""
+        call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
+        if not grouped.rules.weighs_centres:
             values = backend.group_means(call.v, grouping.kv)
             return Centres(grouping.kv_centroids, values, grouping.kv.sizes.float().log())
         middle = _mean_query(call, grouping)
@@ -37,20 +38,16 @@ class Centres:
         keys, values = (backend.group_means(x * weight, grouping.kv) for x in (k, v))
         return Centres(keys, values, log_mass - call.scale * (middle * keys).sum(-1))
 
-    def log_mass(self, call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+    def log_mass(self, grouped: GroupedCall) -> Tensor:
         """Of every K/V group at every anchor.  # [B, H, Cq, Ck] fp32"""
-        return mass_at_anchors(call, grouping, self.keys, self.log_size, backend)
+        return mass_at_anchors(grouped.call, grouped.grouping, self.keys, self.log_size, grouped.backend)
 
 
-def centres_cost(call: Call, groups: tuple[int, int]) -> HeadCost:
-    """What finding the centres and their masses costs a head.
-
-    Args:
-        call: The call.
-        groups: Query groups and K/V groups.
-    """
+def centres_cost(sized: SizedCall) -> HeadCost:
+    """What finding the centres and their masses costs a head."""
+    call, groups = sized.call, sized.groups
     product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # as a share of a pair
-    found = (1 + 2 * product) / call.shares if call.q.device.type == "cpu" else 0.0
+    found = (1 + 2 * product) / call.shares if sized.rules.weighs_centres else 0.0
     return HeadCost(fixed=groups[0] * groups[1] * product, per_key=found)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...ops.backend import Backend
-from ...types import Call, Drift, Grouping, HeadCost, Partition, SummaryKeys
-from ..sizes import Sizes
+from ...types import Drift, HeadCost, Partition, SummaryKeys
+from ..stages import GroupedCall, Routing, SizedCall
 from .slots import Slots
 
 SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
@@ -24,7 +24,8 @@ class Scatter:
     keys: Tensor  # [B, Hkv, D, D] fp64
 
     @staticmethod
-    def of(call: Call, grouping: Grouping, backend: Backend) -> Scatter:
+    def of(grouped: GroupedCall) -> Scatter:
+        call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
         return Scatter(
             _spread(call.q, grouping.query, grouping.anchors, backend),
             _spread(call.k, grouping.kv, grouping.kv_centroids, backend),
@@ -37,26 +38,24 @@ class Scatter:
         return scale**2 * (self.queries * keys).sum((-2, -1))
 
 
-def expand(
-    call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
-) -> SummaryKeys:
+def expand(grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
     """One summary key per slot: exact at the anchor, correct to first order around it."""
+    call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
     anchors = grouping.anchors
     # before the slots: on a GPU its kernel also writes the values in group order, which the slots then read
-    moving = drift(call, grouping, slots, rank, backend, scatter) if rank else None
+    moving = drift(grouped, slots, routing.scatter) if grouped.sizes.drift_rank else None
     keys, values, weight = backend.slot_summary(
         anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale, slots.near, slots.single
     )
     return SummaryKeys(keys, values, weight, moving)
 
 
-def drift(
-    call: Call, grouping: Grouping, slots: Slots, rank: int, backend: Backend, scatter: Scatter | None = None
-) -> Drift:
+def drift(grouped: GroupedCall, slots: Slots, scatter: Scatter | None = None) -> Drift:
     """What the slots of a query group have in common: Cov(v, k) and Var(k) of the skipped keys, by their
-    mass, in the `rank` directions in which both queries and keys vary most."""
+    mass, in the directions in which both queries and keys vary most."""
+    call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
     heads, shares = call.k.shape[1], call.shares
-    to_query, to_key = directions(call, grouping, rank, backend, scatter)  # [B, Hkv, D, R] each
+    to_query, to_key = directions(grouped, scatter)  # [B, Hkv, D, R] each
 
     def by_keys(x: Tensor) -> Tensor:
         return x.unflatten(1, (heads, shares)).flatten(2, 3)  # [B, Hkv, shares * Cq, ...]
@@ -67,7 +66,7 @@ def drift(
         together = slots.log_mass.softmax(-1).nan_to_num(0.0)[..., slots.single :]  # [B, H, Cq, merged]
         free = grouping.kv.groups - grouping.pinned_groups  # pinned keys are never skipped
         slope, curve = backend.skipped_covariance(
-            by_keys(slots.share), by_keys(together), *given, slots.near, free, pools_covariances(call)
+            by_keys(slots.share), by_keys(together), *given, slots.near, free, grouped.rules.pools_covariances
         )
     else:
         slope, curve = backend.mixed_covariance(by_keys(slots.share), *given)
@@ -79,31 +78,25 @@ def drift(
     return Drift(to_query, origin, per_head(0.5 * curve), per_head(slope))
 
 
-def pools_covariances(call: Call) -> bool:
-    """Whether neighbours that share merged slots share their covariances too: as accurate, and far less to
-    mix. A GPU has no use for it: there a product with the covariances of all groups is quick."""
-    return call.k.device.type == "cpu"
-
-
-def drift_cost(call: Call, sizes: Sizes) -> HeadCost:
+def drift_cost(sized: SizedCall) -> HeadCost:
     """What finding the drift and following it costs a head."""
+    call, sizes = sized.call, sized.sizes
     rank, merged = sizes.drift_rank, sizes.merged_slots
     product = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a coordinate and a value, in pairs
     # inside the pools or every group, and among the groups of each pool
-    inside = merged if merged and pools_covariances(call) else sizes.kv_groups
+    inside = merged if merged and sized.rules.pools_covariances else sizes.kv_groups
     mixed = inside + merged
     mixing = sizes.query_groups * mixed * rank * product
     return HeadCost(call.free_queries.count * rank + mixing, rank / call.shares)
 
 
-def directions(
-    call: Call, grouping: Grouping, rank: int, backend: Backend, scatter: Scatter | None = None
-) -> tuple[Tensor, Tensor]:
+def directions(grouped: GroupedCall, scatter: Scatter | None = None) -> tuple[Tensor, Tensor]:
     """Maps of queries and of keys to coordinates with y_q . y_k = scale * (q - anchor) . (k - centroid), as
-    far as `rank` directions go; the keys' coordinates have unit variance.  # [B, Hkv, D, R] fp32 each"""
-    scatter = scatter or Scatter.of(call, grouping, backend)
+    far as `Sizes.drift_rank` directions go; the keys' coordinates have unit variance.  # [B, Hkv, D, R] fp32 each"""
+    call = grouped.call
+    scatter = scatter or Scatter.of(grouped)
     spread = scatter.queries.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
-    return backend.shared_directions(spread, scatter.keys, rank, call.scale)
+    return grouped.backend.shared_directions(spread, scatter.keys, grouped.sizes.drift_rank, call.scale)
 
 
 def _spread(x: Tensor, partition: Partition, centroids: Tensor, backend: Backend) -> Tensor:

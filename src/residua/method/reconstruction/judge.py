@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...types import Choice, Probes, Route, SummaryKeys
 from ..probes import place_probes
+from ..stages import GroupedCall, Verdict
 from ..text import beside_held
-from .base import GroupedCall, Verdict
 
 # In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
 CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)

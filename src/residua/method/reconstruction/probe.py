@@ -11,7 +11,8 @@ from ...ops.backend import Backend
 from ...types import Probes, ResidualFit, SummaryKeys
 from ..probes import take_probes
 from ..row_error import weighted_error
-from .base import RECONSTRUCTIONS, GroupedCall, Reconstruction, Routing, Verdict
+from ..stages import GroupedCall, Routing, Verdict
+from .base import RECONSTRUCTIONS, Reconstruction
 from .dtypes import narrow, wide_enough
 
 

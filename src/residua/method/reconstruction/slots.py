@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...ops.backend import Backend
-from ...types import Grouping, Route
 from ..grouping.kmeans import kmeans_labels
+from ..stages import GroupedCall, Routing
 
 NEIGHBOUR_STEPS = 8  # of k-means over the K/V centroids
 
@@ -26,26 +25,31 @@ class Slots:
     single: int  # slots below hold one K/V group each
 
 
-def assign_slots(
-    route: Route, grouping: Grouping, log_mass: Tensor, single: int, merged: int, wanted: Tensor, backend: Backend
-) -> Slots:
-    """`single` slots for the heaviest skipped groups, `merged` for all others; none in heads that are not
-    wanted.
-
-    log_mass [B, H, Cq, Ck], wanted [B, H] bool
-    """
-    near = neighbours(grouping, merged, backend)  # [B, Hkv, Ck]
-    index, mass, share = backend.choose_slots(
-        log_mass, route.cells, grouping.query, grouping.kv, near, single, merged, wanted
+def assign_slots(grouped: GroupedCall, routing: Routing) -> Slots:
+    """A slot for each of the heaviest skipped groups, and some that the others share; none in heads without a
+    summary."""
+    grouping, sizes = grouped.grouping, grouped.sizes
+    assert routing.log_mass is not None and routing.bare is not None
+    near = neighbours(grouped)  # [B, Hkv, Ck]
+    index, mass, share = grouped.backend.choose_slots(
+        routing.log_mass,
+        routing.route.cells,
+        grouping.query,
+        grouping.kv,
+        near,
+        sizes.single_slots,
+        sizes.merged_slots,
+        ~routing.bare,
     )
-    return Slots(index, mass, share, near, single)
+    return Slots(index, mass, share, near, sizes.single_slots)
 
 
-def neighbours(grouping: Grouping, count: int, backend: Backend) -> Tensor:
-    """K/V groups sorted into `count` neighbourhoods by their centroids.  # [B, Hkv, Ck] int64"""
-    centroids = grouping.kv_centroids
+def neighbours(grouped: GroupedCall) -> Tensor:
+    """K/V groups sorted into as many neighbourhoods as there are merged slots, by their centroids.
+    # [B, Hkv, Ck] int64"""
+    centroids, count = grouped.grouping.kv_centroids, grouped.sizes.merged_slots
     batch, heads, groups, _ = centroids.shape
     if not count:  # every group has a slot of its own
         return torch.zeros(batch, heads, groups, dtype=torch.long, device=centroids.device)
-    labels = kmeans_labels(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=backend)
+    labels = kmeans_labels(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=grouped.backend)
     return labels.unflatten(0, (batch, heads))

@@ -16,8 +16,9 @@ from torch import Tensor
 from ...ops.backend import Backend
 from ...types import Choice, Grouping, HeadCost, Probes, Route, SummaryKeys
 from ..route import cell_scores, cells_within, group_worth, keep_all, keep_best, pair_budget
+from ..stages import GroupedCall, Routing, SizedCall, Verdict
 from ..text import held_share
-from .base import GroupedCall, Reconstruction, Routing, Verdict
+from .base import Reconstruction
 from .centres import Centres
 from .dtypes import narrow, wide_enough
 from .expansion import Scatter
@@ -46,13 +47,13 @@ class Summarised(Reconstruction):
     probe_policy = "scattered"
     all_in = True
 
-    def summary_costs(self, grouped: GroupedCall) -> dict[str, HeadCost]:
+    def summary_costs(self, sized: SizedCall) -> dict[str, HeadCost]:
         """What making the summary and attending to it costs, by kind of work."""
         raise NotImplementedError
 
-    def summary_cost(self, grouped: GroupedCall) -> HeadCost:
+    def summary_cost(self, sized: SizedCall) -> HeadCost:
         """The sum of `summary_costs`."""
-        costs = self.summary_costs(grouped).values()
+        costs = self.summary_costs(sized).values()
         return HeadCost(sum(cost.fixed for cost in costs), sum(cost.per_key for cost in costs))
 
     def scatter(self, grouped: GroupedCall) -> Scatter | None:
@@ -80,11 +81,12 @@ class Summarised(Reconstruction):
         summary = grouped.price(self.summary_cost(grouped))
         budget = bare_budget - (math.ceil(summary) if isinstance(summary, float) else summary.ceil().long())
         scope = grouped.config.budget_scope
-        worth = group_worth(call, grouping, backend)
+        worth = group_worth(grouped)
         # What is dropped is gone with all its mass, whatever a summary would have made of it. A CPU ranks the
         # cells by mass only if a head turns out to drop them; a GPU, which must not be asked, at once
-        cpu = call.q.device.type == "cpu"
-        both = cells_within(call, grouping, log_mass, (budget, bare_budget), scope, backend, worth, None if cpu else 1)
+        may_wait = grouped.rules.host_may_wait
+        weighed = None if may_wait else 1
+        both = cells_within(call, grouping, log_mass, (budget, bare_budget), scope, backend, worth, weighed)
         missed = _mean_over_rows(backend.missed_mass(log_mass, both), grouping)
         scatter = self.scatter(grouped)
         # in whole numbers: their product with a float would have torch's default dtype
@@ -96,7 +98,7 @@ class Summarised(Reconstruction):
             bare = bare | (left_out > BARE_ABOVE)
         bare = bare | (missed[1] <= bare_below * missed[0])
         dropping = both[1]
-        if cpu and bool(bare.any()):
+        if may_wait and bool(bare.any()):
             dropping = keep_best(call, grouping, log_mass, bare_budget, scope, backend).cells
         cells = torch.where(bare[..., None, None], dropping, both[0])
         route = Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
@@ -105,17 +107,7 @@ class Summarised(Reconstruction):
     def summarise(self, grouped: GroupedCall, routing: Routing) -> SummaryKeys | None:
         if routing.log_mass is None or routing.bare is None:
             return None
-        sizes = grouped.sizes
-        slots = assign_slots(
-            routing.route,
-            grouped.grouping,
-            routing.log_mass,
-            sizes.single_slots,
-            sizes.merged_slots,
-            ~routing.bare,
-            grouped.backend,
-        )
-        return self.summary_keys(grouped, routing, slots)
+        return self.summary_keys(grouped, routing, assign_slots(grouped, routing))
 
     def judge(self, grouped: GroupedCall, routing: Routing, summary: SummaryKeys | None) -> Verdict:
         if summary is None or routing.bare is None or not grouped.sizes.probes:
@@ -130,7 +122,7 @@ class Summarised(Reconstruction):
         if verdict.probes is None:
             return out, verdict.error
         # where the broken channels are known, `extremes.give_back` does this
-        if grouped.call.broken_channels is None and out.device.type == "cpu":
+        if grouped.call.broken_channels is None and grouped.rules.host_may_wait:
             out = _poisoned(out, verdict.probes, grouped.backend)
         return verdict.probes.put(out), verdict.error
 

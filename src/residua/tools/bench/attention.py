@@ -20,7 +20,7 @@ from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
 from ...method.route import route_cells
 from ...method.row_error import row_errors
-from ...method.sizes import resolve
+from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.select import choose_backend
 from ...state import State
@@ -188,9 +188,9 @@ def _checked_backend(call: Call, config: Config) -> Backend:
     """The backend, after its kernel agreed with fp64 on this call's route."""
     backend = choose_backend(config.backend, Demand.of(call))
     with torch.no_grad():
-        sizes = resolve(config, call)
-        grouping = group_tokens(call, config, sizes, None, backend)
-        route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
+        sized = SizedCall.of(call, config, backend)
+        grouping = group_tokens(sized)
+        route = route_cells(call, grouping, config.density, sized.sizes.probes, config.score, backend)
         out, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
     error = kernel_error(call, route, out)
     allowed = ROUNDING[call.q.dtype]

@@ -20,13 +20,14 @@ from ... import __version__
 from ...api import attention
 from ...config import Config
 from ...errors import BackendError, InputError
+from ...method.budget import allowance
 from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
 from ...method.reconstruction.expansion import expand
 from ...method.reconstruction.slots import assign_slots
 from ...method.route import route_cells
 from ...method.row_error import row_errors
-from ...method.sizes import resolve
+from ...method.stages import Routing, SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.gpu_cache import remember
 from ...ops.select import backends
@@ -191,8 +192,9 @@ def primitives(
     call: Call, config: Config, backend: Backend
 ) -> tuple[dict[str, Callable[[], object]], Route, SummaryKeys]:
     """Each primitive as it is used inside a call, ready to be timed, and the resulting route and summary."""
-    sizes = resolve(config, call)
-    grouping = group_tokens(call, config, sizes, None, backend)
+    sized = SizedCall.of(call, config, backend)
+    sizes, grouping = sized.sizes, group_tokens(sized)
+    grouped = sized.grouped(grouping, allowance(call, config))
     route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
     batch, heads, _, dim = call.q.shape
     rank = sizes.query_rank
@@ -201,9 +203,10 @@ def primitives(
     centres = x[:, : sizes.query_groups].contiguous()
     anchors = grouping.anchors
     mass = backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
-    wanted = torch.ones(batch, heads, dtype=torch.bool, device=call.q.device)
-    slots = assign_slots(route, grouping, mass, sizes.single_slots, sizes.merged_slots, wanted, backend)
-    summary = expand(call, grouping, slots, sizes.drift_rank, backend)
+    nobody = torch.zeros(batch, heads, dtype=torch.bool, device=call.q.device)
+    routing = Routing(route, mass, bare=nobody)
+    slots = assign_slots(grouped, routing)
+    summary = expand(grouped, routing, slots)
     coordinates = backend.project(call.k, factor[:, : call.k.shape[1], :, : sizes.drift_rank], False)
     rows = call.q[:, :, : max(1, sizes.probes)]
     out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], device=call.q.device)

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 
 from ...config import Config
-from ...method.sizes import default_groups, default_probes, summary_groups, summary_sizes
+from ...method.rules import CPU, GPU
+from ...method.sizes import default_groups, default_probes, summary_groups
 from ...method.text import left_by_text, share_held
 from .models import Architecture
 
@@ -167,8 +168,10 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     cq, ck = default_groups(tokens, tokens)
     slots = rank = 0
     if config.summarises:
-        cq, ck = summary_groups(tokens, tokens, free, cpu=value_bytes == 4)
-        slots, rank = summary_sizes(tokens, free, cpu=value_bytes == 4)
+        rules = CPU if value_bytes == 4 else GPU
+        cq, ck = summary_groups(tokens, tokens, free, rules)
+        rule = rules.summary_rule(tokens, free)
+        slots, rank = rule.slots, rule.rank
     # Text and probes are paid first, and every query group keeps at least a cell of average size.
     least = (probes + exact_queries) * forward.keys + tokens * pinned + tokens * tokens // ck
     if config.summarises:  # all in: a product of the router costs half a pair, a slot costs each row one pair

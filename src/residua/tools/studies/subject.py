@@ -15,7 +15,8 @@ from ...method.probes import choose_rows, coverage_weights
 from ...method.reconstruction.probe import apply_fit
 from ...method.route import pair_budget, route_cells
 from ...method.row_error import row_errors
-from ...method.sizes import resolve
+from ...method.sizes import Sizes
+from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.select import choose_backend
 from ...types import Call, Grouping, Probes, Route
@@ -72,9 +73,9 @@ class Subject:
 
     def group(self, config: Config, start: tuple[Tensor, Tensor] | None = None) -> Grouping:
         """Groups from a cold start, or from the centroids (queries, keys) of another call."""
-        sizes = resolve(config, self.call)
+        sized = SizedCall.of(self.call, config, self.backend)
         if start is not None:
-            return group_tokens(self.call, config, sizes, start, self.backend)
+            return group_tokens(sized, start)
         # settings that do not change the groups
         key = config.replace(
             density=1.0,
@@ -86,8 +87,12 @@ class Subject:
             balance=False,
         )
         if key not in self._groupings:
-            self._groupings[key] = group_tokens(self.call, config, sizes, None, self.backend)
+            self._groupings[key] = group_tokens(sized)
         return self._groupings[key]
+
+    def sizes(self, config: Config) -> Sizes:
+        """What the config comes to for this call."""
+        return SizedCall.of(self.call, config, self.backend).sizes
 
     def sparse(self, config: Config, grouping: Grouping | None = None) -> Sparse:
         """Routed attention. The cost of the probes is always subtracted, whether or not a reconstruction
@@ -95,7 +100,7 @@ class Subject:
         if grouping is None and config in self._sparse:
             return self._sparse[config]
         groups = self.group(config) if grouping is None else grouping
-        probes = resolve(config, self.call).probes
+        probes = self.sizes(config).probes
         route = route_cells(self.call, groups, config.density, probes, config.score, self.backend)
         out, lse = self.backend.attend(
             self.call.q, self.call.k, self.call.v, route, self.call.scale, out_dtype=torch.float32

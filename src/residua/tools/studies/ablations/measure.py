@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ....config import Config
-from ....method.sizes import resolve
 from ....types import Grouping, Probes
 from ...capture.captures import CapturedCall
 from ..common import Watch, watched
@@ -44,7 +43,7 @@ class Ablation:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.config = subject.config
-        self.sizes = resolve(subject.config, subject.call)
+        self.sizes = subject.sizes(subject.config)
         self.response = subject.sparse(self._config("response"))
         self.probes = subject.probes(self.response.grouping, self.sizes.probes, "stratified")
 
@@ -84,7 +83,7 @@ class Ablation:
         """Table 3; the setting is `method @ density`."""
         subject = self.subject
         for density in densities:
-            kept = resolve(self._config("response", density), subject.call).probes
+            kept = subject.sizes(self._config("response", density)).probes
             for partition, hard, reconstructed in (
                 ("semantic", SEMANTIC, SEMANTIC_RECONSTRUCTED),
                 ("response", RESPONSE, SPARSEPR),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ....api import attention
 from ....config import Config
-from ....method.sizes import Sizes, resolve
+from ....method.sizes import Sizes
 from ....receipt import Receipt
 from ...capture.captures import CapturedCall
 from ..common import Watch, watched
@@ -62,7 +62,7 @@ class Bench:
 
     def take_apart(self, config: Config) -> Iterator[Run]:
         """Anchored reconstruction with one thing changed at a time, at the density of the config."""
-        for setting, changed in ingredients(config, resolve(config, self.subject.call)).items():
+        for setting, changed in ingredients(config, self.subject.sizes(config)).items():
             yield self.run(INGREDIENTS, setting, changed)
 
     def run(self, table: str, setting: str, config: Config) -> Run:
@@ -85,7 +85,7 @@ class Bench:
         )
 
     def _measured(self, config: Config) -> tuple[tuple[float, float], Receipt]:
-        key = as_resolved(config, resolve(config, self.subject.call))
+        key = as_resolved(config, self.subject.sizes(config))
         if key not in self._done:
             call, captured = self.subject.call, self.subject.captured
             out, receipt = attention(

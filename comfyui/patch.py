@@ -6,12 +6,13 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from residua.hosts import Grid, HostAttention, Report, ResolvedSettings, Site, make_report, noise_removed
+from residua.hosts import Grid, HostAttention, Pass, Report, ResolvedSettings, Site, make_report, noise_removed
 
 from .tokens import latent_grid, tokens_of
 
@@ -59,10 +60,7 @@ class Patch:
 
     def _forget_run(self) -> None:
         self._sigma = math.inf
-        self._step, self._steps = 0, None
-        self._removed: tuple[float, ...] = ()
-        self._branches: tuple[str, ...] = ("",)
-        self._grid: Grid | None = None
+        self._now = Pass(run=self.runs)
         self._calls: Counter[tuple[str, int]] = Counter()  # self-attention calls of each block
         self._passes: Counter[tuple[int, str]] = Counter()  # forward passes of a branch in each step
         self._names: dict[Any, str] = {}  # uuid of a conditioning -> branch
@@ -94,34 +92,34 @@ class Patch:
         self._model = getattr(base, "diffusion_model", None)
         # Nodes for torch.compile wrap the model.
         self._model = getattr(self._model, "_orig_mod", self._model)
-        self._grid = latent_grid(self._model, x)
         self._calls.clear()
-        self._locate(options)
+        self._now = self._locate(options, latent_grid(self._model, x))
         return executor(x, t, *args, **kwargs)
 
-    def _locate(self, options: dict[str, Any]) -> None:
+    def _locate(self, options: dict[str, Any], grid: Grid | None) -> Pass:
+        step, steps, removed = self._now.step, self._now.steps, self._now.removed
         schedule, now = options.get("sample_sigmas"), options.get("sigmas")
         if now is not None:
             self._sigma = float(now.flatten()[0])  # waits for the device, once per forward pass
         if schedule is not None and now is not None:
             levels = schedule.tolist()
-            self._steps = max(1, len(levels) - 1)
+            steps = max(1, len(levels) - 1)
             # a budget can only be moved between steps if all of them are sparse
             within = self.sigmas[1] <= min(levels[:-1], default=0) and max(levels) <= self.sigmas[0]
-            self._removed = noise_removed(levels) if within else ()
+            removed = noise_removed(levels) if within else ()
             # A sampler may also evaluate between two levels: that counts as the step above.
             reached = sum(level >= self._sigma * (1 - 1e-4) for level in levels)
-            self._step = min(max(0, reached - 1), self._steps - 1)
+            step = min(max(0, reached - 1), steps - 1)
         kinds = options.get("cond_or_uncond") or [0]
         uuids = options.get("uuids") or list(range(len(kinds)))
         named = [self._branch(uuid, kind) for uuid, kind in zip(uuids, kinds, strict=True)]
         # The same conditioning may come twice in a step (context windows, higher-order samplers): each gets a
         # state.
         for index, name in enumerate(named):
-            self._passes[self._step, name] += 1
-            count = self._passes[self._step, name]
+            self._passes[step, name] += 1
+            count = self._passes[step, name]
             named[index] = name if count == 1 else f"{name} ({count})"
-        self._branches = tuple(named)
+        return Pass(step, steps, tuple(named) if len(named) > 1 else named[0], self.runs, grid, removed)
 
     def _branch(self, uuid: Any, kind: int) -> str:
         if uuid not in self._names:
@@ -154,7 +152,7 @@ class Patch:
         options = more.get("transformer_options") or {}
         if q.shape[tokens_at] != k.shape[tokens_at] or not self._sampling:
             return dense()  # cross-attention, or a forward pass outside of sampling
-        found = tokens_of(self._model, self._grid, options, q.shape[tokens_at])
+        found = tokens_of(self._model, self._now.grid, options, q.shape[tokens_at])
         if found is None:
             return dense()  # self-attention of the text
         split = [x if skip_reshape else _heads_first(x, q.shape[-1] // heads) for x in (q, k, v)]
@@ -193,19 +191,8 @@ class Patch:
         depth = index + (self._doubles if kind == "single" else 0)
         layer = self._layers.setdefault((kind, index, nth), len(self._layers))
         name = f"{kind} {index}" if not nth else f"{kind} {index}, call {nth + 1}"
-        return Site(
-            layer=layer,
-            name=name,
-            depth=depth,
-            run=self.runs,
-            step=self._step,
-            steps=self._steps,
-            removed=self._removed,
-            grid=found.grid,
-            text_queries=found.text,
-            text_keys=found.text,
-            branch=self._branches if len(self._branches) > 1 else self._branches[0],
-        )
+        now = self._now if found.grid == self._now.grid else replace(self._now, grid=found.grid)
+        return Site(layer, now, found.text, found.text, depth, name)
 
     def _padding(self, mask: Tensor | None, batch: int) -> Tensor | None:
         """ComfyUI adds masks to the scores; a mask that only switches keys off becomes boolean key

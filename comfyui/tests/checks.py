@@ -78,7 +78,7 @@ def recorded(host: Any) -> dict[tuple[int, int], dict[str, Any]]:
 
     def noted(q: Any, k: Any, v: Any, site: Any, branch: str, valid: Any, *rest: Any) -> Any:
         out = part(q, k, v, site, branch, valid, *rest)
-        calls.setdefault((site.step, site.layer), {})[branch] = (q, k, v, valid, site, rest[-1], out)
+        calls.setdefault((site.now.step, site.layer), {})[branch] = (q, k, v, valid, site, rest[-1], out)
         return out
 
     host._sparse_part = noted
@@ -97,7 +97,7 @@ def replayed_as_a_batch(host: Any, calls: dict[tuple[int, int], dict[str, Any]])
             torch.cat(q),
             torch.cat(k),
             torch.cat(v),
-            replace(site, branch=tuple(branches)),
+            replace(site, now=replace(site.now, branch=tuple(branches))),
             lambda: None,
             mask=None if valid[0] is None else torch.cat(valid),
             scale=scale,

@@ -131,7 +131,7 @@ def test_start_and_end_percent(host, checks):
 def test_a_budget_follows_the_noise_if_all_steps_may_be_sparse(sigmas, removed, host, checks):
     model = checks.sparse(host.build("wan"), **sigmas)
     host.sample(model)
-    assert patch_of(model)._removed == removed
+    assert patch_of(model)._now.removed == removed
 
 
 def test_samplers_that_ask_between_two_steps(host, checks):

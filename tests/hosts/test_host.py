@@ -15,7 +15,7 @@ import torch
 
 import residua
 from residua import BackendError, Config, InputError, IntegrationError, State
-from residua.hosts import HostAttention, ResolvedSettings, Settings, Site, around, key_padding, make_report
+from residua.hosts import HostAttention, Pass, ResolvedSettings, Settings, Site, around, key_padding, make_report
 from residua.hosts.settings import MIN_TOKENS, Preset, min_tokens_for
 from residua.hosts.watch import RunWatch
 from residua.ops import BACKENDS
@@ -55,7 +55,7 @@ def test_every_layer_and_branch_warms_from_its_own_step_before():
     for step in range(3):
         for branch in ("cond", "uncond"):
             for layer in range(2):
-                ask(host, Site(layer, step, 3, branch))
+                ask(host, Site(layer, Pass(step, 3, branch)))
     assert counts(host) == (12, 8, {}) and host.runs == 1
     assert set(host._states) == {(layer, branch) for layer in range(2) for branch in ("cond", "uncond")}
 
@@ -68,13 +68,13 @@ def test_a_branch_starts_from_another_branch_of_its_layer_if_the_host_allows_it(
     for step in range(2):
         for branch in ("cond", "uncond"):
             for layer in range(2):
-                ask(host, Site(layer, step, 2, branch))
+                ask(host, Site(layer, Pass(step, 2, branch)))
     pairs = [(host._states[layer, "uncond"], host._states[layer, "cond"]) for layer in range(2)]
     assert lent == (pairs if lends else [])
     lent.clear()
     host = host_with({"config": config})
     for branch in ("cond", "uncond"):
-        ask(host, Site(0, 0, 2, branch))
+        ask(host, Site(0, Pass(0, 2, branch)))
     assert lent == []
 
 
@@ -83,11 +83,11 @@ def test_a_transformer_starts_from_the_same_branch_of_its_lender(monkeypatch):
     monkeypatch.setattr(State, "start_from", lambda self, other: lent.append(other))
     first, second = host_with(lend=True), host_with(lend=True)
     for branch in ("cond", "uncond"):
-        ask(first, Site(0, 0, 2, branch))
+        ask(first, Site(0, Pass(0, 2, branch)))
     lent.clear()
     second.lenders = (first,)
-    ask(second, Site(0, 1, 2, "uncond"))
-    ask(second, Site(0, 1, 2, "cond"))
+    ask(second, Site(0, Pass(1, 2, "uncond")))
+    ask(second, Site(0, Pass(1, 2, "cond")))
     assert lent == [first._states[0, "uncond"], second._states[0, "uncond"]]
     assert counts(second) == (2, 0, {})
 
@@ -95,8 +95,8 @@ def test_a_transformer_starts_from_the_same_branch_of_its_lender(monkeypatch):
 @pytest.mark.parametrize(
     "sites",
     [
-        [Site(0, 3), Site(0, 2)],  # the step goes back
-        [Site(0, 3, run="a"), Site(0, 4, run="b")],
+        [Site(0, Pass(3)), Site(0, Pass(2))],  # the step goes back
+        [Site(0, Pass(3, run="a")), Site(0, Pass(4, run="b"))],
     ],
 )
 def test_a_new_run_starts_cold(sites):
@@ -109,7 +109,7 @@ def test_a_new_run_starts_cold(sites):
 def test_the_same_step_again_is_the_same_run():
     host = host_with()
     for _ in range(2):
-        ask(host, Site(0, 3))
+        ask(host, Site(0, Pass(3)))
     assert counts(host) == (2, 1, {}) and host.runs == 1
 
 
@@ -119,7 +119,7 @@ def test_reset_ends_the_run():
     assert host.warm
     host.reset()
     assert not host.warm
-    ask(host, Site(0, 1))
+    ask(host, Site(0, Pass(1)))
     assert counts(host) == (2, 0, {}) and host.runs == 2
 
 
@@ -127,9 +127,9 @@ def test_branches_in_one_batch_are_what_they_are_alone():
     together, alone = host_with(), host_with()
     for step in range(3):
         q, k, v = tensors(batch=4, seed=step)
-        both = ask(together, Site(0, step, branch=("cond", "uncond")), (q, k, v))
+        both = ask(together, Site(0, Pass(step, branch=("cond", "uncond"))), (q, k, v))
         apart = [
-            ask(alone, Site(0, step, branch=name), [x[rows] for x in (q, k, v)])
+            ask(alone, Site(0, Pass(step, branch=name)), [x[rows] for x in (q, k, v)])
             for name, rows in (("cond", slice(0, 2)), ("uncond", slice(2, 4)))
         ]
         assert torch.allclose(both, torch.cat(apart), atol=1e-6)
@@ -138,12 +138,12 @@ def test_branches_in_one_batch_are_what_they_are_alone():
 
 def test_a_batch_that_cannot_be_parted_is_refused():
     with pytest.raises(InputError, match="a batch of 3 for 2 branches"):
-        ask(host_with(), Site(0, branch=("a", "b")), tensors(batch=3))
+        ask(host_with(), Site(0, Pass(branch=("a", "b"))), tensors(batch=3))
 
 
 REASONS = [
-    ({"dense_steps": 2}, Site(0, 1, 10), {}, "first steps"),
-    ({"dense_steps": 0.2}, Site(0, 1, 10), {}, "first steps"),
+    ({"dense_steps": 2}, Site(0, Pass(1, 10)), {}, "first steps"),
+    ({"dense_steps": 0.2}, Site(0, Pass(1, 10)), {}, "first steps"),
     ({"dense_layers": 1}, Site(0), {}, "first layers"),
     ({"dense_layers": 1}, Site(5, depth=0), {}, "first layers"),
     ({"layers": (1, "blocks.*")}, Site(0, name="other.0"), {}, "layer not selected"),
@@ -214,7 +214,7 @@ def test_what_no_backend_takes_stops_or_stays_dense():
 def test_a_missing_backend_is_refused_in_the_first_dense_step():
     host = host_with({"config": TINY.replace(backend="no-such"), "dense_steps": 5})
     with pytest.raises(BackendError, match="no-such"):
-        ask(host, Site(0, 0, 10))
+        ask(host, Site(0, Pass(0, 10)))
 
 
 def fail(*_, **__):
@@ -228,9 +228,9 @@ def test_an_error_stops_unless_the_host_says_otherwise(monkeypatch, caplog):
         ask(host, Site(0), qkv)
     monkeypatch.setattr("residua.baselines.own.attention", fail)
     with pytest.raises(ZeroDivisionError):
-        ask(stops, Site(0, 1), qkv)
+        ask(stops, Site(0, Pass(1)), qkv)
     for step in (1, 2):
-        assert torch.equal(ask(goes_on, Site(0, step), qkv), sdpa(*qkv))
+        assert torch.equal(ask(goes_on, Site(0, Pass(step)), qkv), sdpa(*qkv))
     assert not stops.warm and not goes_on.warm
     assert counts(goes_on) == (1, 0, {"error in the sparse call": 2})
     [said] = [record for record in caplog.records if "in the middle" in record.message]
@@ -253,13 +253,13 @@ def warnings_of(caplog):
 def test_a_run_without_a_sparse_call_is_said_once_with_its_number(caplog):
     host = host_with({"min_tokens": 4096, "dense_steps": 1})
     for step in range(3):
-        ask(host, Site(0, step, 3))
+        ask(host, Site(0, Pass(step, 3)))
     report = make_report([host])
     make_report([host])
     message = "nothing ran sparse: 96 video tokens < min_tokens 4,096; all 3 calls were dense"
     assert warnings_of(caplog) == [f"transformer: {message}"]
     assert report.headline == f"N{message[1:]}." == str(report).replace("\n", " ")[: len(message) + 1]
-    ask(host, Site(0, 0, 3))
+    ask(host, Site(0, Pass(0, 3)))
     host.reset()
     assert len(warnings_of(caplog)) == 2  # once per run
 
@@ -280,7 +280,7 @@ def test_the_report_repeats_that_a_slow_backend_ran(monkeypatch):
     for backend, told in (("auto", 1), ("torch", 0)):
         host = host_with({"config": Config(density=0.3, backend=backend)})
         for step in range(2):
-            ask(host, Site(0, step, 2))
+            ask(host, Site(0, Pass(step, 2)))
         assert sum("it was not built" in line for line in host.warnings) == told
         assert str(make_report([host])).count("it was not built") == told
 
@@ -289,7 +289,7 @@ def test_what_is_logged_at_info_and_debug(caplog):
     caplog.set_level(logging.DEBUG, "residua")
     host = host_with({"dense_steps": 2})
     for step in range(3):
-        ask(host, Site(0, step, 3))
+        ask(host, Site(0, Pass(step, 3)))
     levels = [(record.levelname, record.message) for record in caplog.records]
     assert ("INFO", "transformer: run 1 begins, 3 steps") in levels
     stays = [message for level, message in levels if level == "INFO" and "stays dense" in message]
@@ -393,5 +393,5 @@ def test_a_mask_is_read_once_for_all_layers(monkeypatch):
     for layer in range(3):
         ask(host, Site(layer, text_queries=text, text_keys=text), mask=mask)
     assert len(read) == 1
-    ask(host, Site(0, 1, text_queries=text, text_keys=text), mask=mask.clone())
+    ask(host, Site(0, Pass(1), text_queries=text, text_keys=text), mask=mask.clone())
     assert len(read) == 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from residua import Config, InputError
-from residua.hosts import HostAttention, ResolvedSettings, Site, make_report
+from residua.hosts import HostAttention, Pass, ResolvedSettings, Site, make_report
 from residua.hosts.report.data import _saving
 from residua.hosts.report.table import WORST
 
@@ -30,7 +30,7 @@ def run(host, steps=3, layers=LAYERS, name="blocks.{}.attn1"):
                     q,
                     k,
                     v,
-                    Site(layer, step, steps, branch, grid=(2, 6, 8), name=name.format(layer)),
+                    Site(layer, Pass(step, steps, branch, grid=(2, 6, 8)), name=name.format(layer)),
                     lambda q=q, k=k, v=v: torch.nn.functional.scaled_dot_product_attention(q, k, v),
                 )
 

@@ -7,7 +7,7 @@ import torch
 
 from residua import Config
 from residua.baselines.own import Own
-from residua.hosts import HostAttention, ResolvedSettings, Site, make_report, noise_removed
+from residua.hosts import HostAttention, Pass, ResolvedSettings, Site, make_report, noise_removed
 from residua.method.budget import shares_of_steps
 
 DENSITY = 0.3
@@ -34,7 +34,7 @@ def run(config=SHARED, removed=REMOVED, heard=None, **settings):
     for step in range(4):
         q, k, v = (torch.randn(1, 2, 300, 16, generator=draw) for _ in range(3))
         for layer in range(2):
-            site = Site(layer, step, 4, removed=removed)
+            site = Site(layer, Pass(step, 4, removed=removed))
             host.call(q, k, v, site, lambda v=v: v)
     return host
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import BackendError, InputError, IntegrationError
-from ..method.inputs import DTYPES, key_padding
-from ..ops import Demand, choose_backend
+from ..method.inputs import DTYPES
+from ..ops import Demand, choose_backend, slow_note
 from .settings import ResolvedSettings, chosen_layers, min_tokens_for, part_of
-from .site import Site
+from .site import Pass, Site
 
 Answer = Literal["stop", "dense"]
 
@@ -49,8 +49,10 @@ class DenseReasons:
         self._depth = _depth(layers, depths)  # number of layers from input to output; None: unknown
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
         self.min_tokens = settings.min_tokens  # None until a call shows the device
+        # Kinds of calls that a backend takes, and what is to be said about a slow one.
+        self._taken: dict[Demand, str | None] = {}
 
-    def first(self, q: Tensor, v: Tensor, site: Site, mask: Tensor | None) -> Why | None:
+    def first(self, q: Tensor, v: Tensor, site: Site, mask: Tensor | None, valid: Tensor | None) -> Why | None:
         """The first reason against a sparse call, or None.
 
         Args:
@@ -58,22 +60,23 @@ class DenseReasons:
             v: [B, Hkv, Nk, Dv].
             site: Where the call belongs.
             mask: The host's attention mask.
+            valid: The mask as key padding [B, Nk]; None if it is something else.
         """
-        video = site.video_tokens(q.shape[2])
-        least = self._least_tokens(q.device)
+        video, minimum = site.video_tokens(q.shape[2]), self._min_tokens(q.device)
         if not self._is_selected(site):
             return Why(NOT_SELECTED, f"layers={list(self._settings.layers or ())}")
-        steps = self.dense_steps(site)
-        if site.step < steps:
+        steps = self.dense_steps(site.now)
+        if site.now.step < steps:
             # A backend that cannot run is refused now, not after minutes of dense steps.
             why = self._why_unsupported(q, v)
-            return why or Why(FIRST_STEPS, f"step {site.step} of {site.steps or '?'}, the first {steps} stay dense")
+            of = f"step {site.now.step} of {site.now.steps or '?'}"
+            return why or Why(FIRST_STEPS, f"{of}, the first {steps} stay dense")
         layers = self._dense_layers()
         if site.place < layers:
             return Why(FIRST_LAYERS, f"the first {layers} layers stay dense")
-        if video < least:
-            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {least:,}")
-        if mask is not None and key_padding(mask, q.shape[0]) is None:
+        if video < minimum:
+            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {minimum:,}")
+        if mask is not None and valid is None:
             return Why(ROW_MASK, f"mask {list(mask.shape)} of {mask.dtype}")
         return self._why_unsupported(q, v)
 
@@ -85,15 +88,15 @@ class DenseReasons:
             item == site.layer if isinstance(item, int) else fnmatch.fnmatchcase(site.label, item) for item in wanted
         )
 
-    def dense_steps(self, site: Site) -> int:
+    def dense_steps(self, now: Pass) -> int:
         """How many of the first steps stay dense because the settings say so."""
         share = self._settings.dense_steps
-        if isinstance(share, float) and share > 0.0 and site.steps is None:
+        if isinstance(share, float) and share > 0.0 and now.steps is None:
             raise IntegrationError(
                 f"dense_steps={share} is a share of the steps, but their number is unknown; "
                 "accelerate the pipeline, or pass scheduler= or steps=, or a whole number of dense_steps"
             )
-        return part_of(share, site.steps or 0)
+        return part_of(share, now.steps or 0)
 
     def _dense_layers(self) -> int:
         share = self._settings.dense_layers
@@ -104,22 +107,33 @@ class DenseReasons:
             )
         return part_of(share, self._depth or 0)
 
-    def _least_tokens(self, device: torch.device) -> int:
+    def _min_tokens(self, device: torch.device) -> int:
         if self.min_tokens is None:
             self.min_tokens = min_tokens_for(device)
         return self.min_tokens
 
+    def slow_note(self, q: Tensor, v: Tensor) -> str | None:
+        """What is to be said about the backend that takes such calls, if it is a slow one."""
+        return self._taken.get(_demand(q, v))
+
     def _why_unsupported(self, q: Tensor, v: Tensor) -> Why | None:
+        demand, wanted = _demand(q, v), self._settings.config.backend
+        if demand in self._taken:
+            return None
         try:
             if q.dtype not in DTYPES:
                 raise InputError(f"dtype {q.dtype}")
-            demand = Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
-            choose_backend(self._settings.config.backend, demand)
+            backend = choose_backend(wanted, demand)
+            self._taken[demand] = slow_note(backend.name, demand) if wanted == "auto" else None
         except (BackendError, InputError) as error:
             if self._unsupported == "stop":
                 raise
             return Why(UNSUPPORTED, str(error))
         return None
+
+
+def _demand(q: Tensor, v: Tensor) -> Demand:
+    return Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
 
 
 def _depth(layers: Sequence[str], depths: Sequence[int] | None) -> int | None:

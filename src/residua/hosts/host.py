@@ -19,12 +19,11 @@ from ..baselines.methods import DEFAULT, find_method
 from ..config import Config
 from ..method.budget import SharedBudget, shares_of_steps
 from ..method.inputs import key_padding
-from ..ops import Demand, slow_note
 from .dense_reasons import Answer, DenseReasons, Why
 from .log import CallLog
 from .padding import PaddingReader
 from .settings import ResolvedSettings, min_tokens_for
-from .site import Grid, Site
+from .site import Grid, Pass, Site
 from .watch import RunWatch
 
 logger = logging.getLogger("residua.hosts")
@@ -125,12 +124,13 @@ class HostAttention:
         Returns:
             The output [B, H, Nq, Dv].
         """
-        self._follow(site)
-        why = Why(why_dense) if why_dense is not None else self._reasons.first(q, v, site, mask)
+        self._follow(site.now)
+        valid = None if mask is None else key_padding(mask, q.shape[0])
+        why = Why(why_dense) if why_dense is not None else self._reasons.first(q, v, site, mask, valid)
         if why is not None:
             return self._dense(q, k, site, dense, why)
         try:
-            return self._sparse(q, k, v, site, mask, scale)
+            return self._sparse(q, k, v, site, mask, valid, scale)
         except BaseException as error:
             self.drop_states()  # half-updated centres must not start a later call
             if self.on_error == "stop" or not isinstance(error, Exception):
@@ -179,17 +179,17 @@ class HostAttention:
         """Warnings of the runs since the last `clear`."""
         return tuple(dict.fromkeys([*self._warnings, *self._watch.warnings]))
 
-    def _follow(self, site: Site) -> None:
+    def _follow(self, now: Pass) -> None:
         """Begins a new run when the host says so, or when the step goes back."""
-        if self._run is _NO_RUN or site.run != self._run or site.step < self._step:
+        if self._run is _NO_RUN or now.run != self._run or now.step < self._step:
             if self._run is not _NO_RUN:
                 self._finish_run()
             self.runs += 1
-            self._run = site.run
-            logger.info("%s: run %d begins, %s steps", self.name, self.runs, site.steps or "unknown")
-        self._step = site.step
-        if site.grid is not None:
-            self.grids.add(site.grid)
+            self._run = now.run
+            logger.info("%s: run %d begins, %s steps", self.name, self.runs, now.steps or "unknown")
+        self._step = now.step
+        if now.grid is not None:
+            self.grids.add(now.grid)
 
     def _finish_run(self) -> None:
         self.read()
@@ -198,18 +198,28 @@ class HostAttention:
         self._watch = RunWatch(self.name)
 
     def _dense(self, q: Tensor, k: Tensor, site: Site, dense: Dense, why: Why) -> Tensor:
-        tally = self.log.at(site.layer, site.label, _name(site.branch), site.step, q.device)
+        branch = " + ".join(site.now.branches)
+        tally = self.log.at(site.layer, site.label, branch, site.now.step, q.device)
         self.dense[why] += 1
         if self._watch.dense_call(why):
             logger.info("%s: %s stays dense: %s %s", self.name, site.label, why.reason, why.number)
-        logger.debug("%s: step %d, %s dense: %s", self.name, site.step, site.label, why.reason)
+        logger.debug("%s: step %d, %s dense: %s", self.name, site.now.step, site.label, why.reason)
         with tally.dense_call(why.reason, q, k):
             return dense()
 
-    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, site: Site, mask: Tensor | None, scale: float | None) -> Tensor:
+    def _sparse(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        site: Site,
+        mask: Tensor | None,
+        valid: Tensor | None,
+        scale: float | None,
+    ) -> Tensor:
         site.check(q, k)
-        valid = None if mask is None else key_padding(mask, q.shape[0])
-        parts, size = site.branches, q.shape[0] // len(site.branches)
+        parts = site.now.branches
+        size = q.shape[0] // len(parts)
         outputs = []
         for number, branch in enumerate(parts):
             rows = slice(number * size, (number + 1) * size)
@@ -233,7 +243,7 @@ class HostAttention:
     ) -> Tensor:
         """One guidance branch: each has its own state, whether it comes alone or in a batch."""
         state = self._state(site.layer, branch)
-        tally = self.log.at(site.layer, site.label, branch, site.step, q.device)
+        tally = self.log.at(site.layer, site.label, branch, site.now.step, q.device)
         with tally.sparse_call(q, k) as record:
             compact = None if valid is None or known_by is None else self._padding.compact(known_by, valid, q.shape[2])
             text_queries, text_keys = site.text_queries, site.text_keys
@@ -244,36 +254,33 @@ class HostAttention:
                 q,
                 k,
                 v,
-                self._config_at(site),
+                self._config_at(site.now),
                 state,
                 pinned_keys=list(text_keys) or None,
                 exact_queries=list(text_queries) or None,
                 key_mask=valid,
                 scale=scale,
-                grid=site.grid,
+                grid=site.now.grid,
                 time_stages=self.time_stages,
             )
             out = out if compact is None else compact.put_back(out)
             record(receipt)
-        slow = None
-        if self.settings.config.backend == "auto":
-            slow = slow_note(receipt.backend, Demand(q.device, q.dtype, q.shape[3], v.shape[3]))
-        self._watch.sparse_call(slow)
+        self._watch.sparse_call(self._reasons.slow_note(q, v))
         return out
 
-    def _config_at(self, site: Site) -> Config:
+    def _config_at(self, now: Pass) -> Config:
         """The settings of a step: a shared budget spends more where more noise is removed."""
         config = self.settings.config
-        if not config.balance or not site.removed:
+        if not config.balance or not now.removed:
             return config
-        first = min(self._reasons.dense_steps(site), len(site.removed))
-        key = (site.removed, first)
+        first = min(self._reasons.dense_steps(now), len(now.removed))
+        key = (now.removed, first)
         if key != self._shares_of:
-            dense, sparse = (1.0,) * first, shares_of_steps(site.removed[first:])
+            dense, sparse = (1.0,) * first, shares_of_steps(now.removed[first:])
             shares = (*dense, *sparse)
             by_share = {share: self._at_share(share) for share in shares}
             self._shares_of, self._configs = key, [by_share[share] for share in shares]
-        return self._configs[site.step] if site.step < len(self._configs) else config
+        return self._configs[now.step] if now.step < len(self._configs) else config
 
     def _at_share(self, share: float) -> Config:
         config = self.settings.config
@@ -308,7 +315,3 @@ class HostAttention:
         least = self._reasons.min_tokens
         least = min_tokens_for(torch.device("cpu")) if least is None else least
         return {**self.settings.to_dict(), "min_tokens": least}
-
-
-def _name(branch: str | tuple[str, ...]) -> str:
-    return branch if isinstance(branch, str) else " + ".join(branch)

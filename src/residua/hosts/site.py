@@ -1,4 +1,4 @@
-"""Where an attention call of a host belongs: layer, branch, step and run, and which tokens are text."""
+"""Where an attention call of a host belongs: layer, forward pass, and which tokens are text."""
 
 from __future__ import annotations
 
@@ -15,41 +15,52 @@ Ranges = tuple[tuple[int, int], ...]  # (start, stop) pairs
 
 
 @dataclass(frozen=True)
-class Site:
-    """What a host knows about one self-attention call.
+class Pass:
+    """What a host knows about a forward pass: its calls have it in common.
 
     Args:
-        layer: The layer's number; with `branch` it identifies the state that is carried from step to step.
         step: The denoising step, from 0. A smaller number than before begins a new run.
         steps: How many steps the run has; None if the host cannot tell.
         branch: The guidance branch ("cond", "uncond"). A tuple of names says that the batch holds several
             branches, in equal parts, in this order.
         run: Any value that differs from one run (one video) to the next.
         grid: Frames, height and width of the video in tokens; None if unknown. Only reported.
-        text_queries: Query rows that are not video, as (start, stop) pairs: they are computed exactly.
-        text_keys: Keys that are not video: every query keeps them.
-        depth: The layer's position from the input, for `dense_layers`; None: the same as `layer`.
-        name: The layer's name in the report; empty: "layer N".
         removed: The noise that every step of the run removes (`noise_removed`), for a budget that follows it
             (`residua.method.budget.steps`); empty: every step gets the same.
     """
 
-    layer: int
     step: int = 0
     steps: int | None = None
     branch: str | tuple[str, ...] = ""
     run: Hashable = 0
     grid: Grid | None = None
-    text_queries: Ranges = ()
-    text_keys: Ranges = ()
-    depth: int | None = None
-    name: str = ""
     removed: tuple[float, ...] = ()
 
     @property
     def branches(self) -> tuple[str, ...]:
         """The guidance branches that the batch holds."""
         return self.branch if isinstance(self.branch, tuple) else (self.branch,)
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a host knows about one self-attention call.
+
+    Args:
+        layer: The layer's number; with the branch it identifies the state that is carried from step to step.
+        now: The forward pass.
+        text_queries: Query rows that are not video, as (start, stop) pairs: they are computed exactly.
+        text_keys: Keys that are not video: every query keeps them.
+        depth: The layer's position from the input, for `dense_layers`; None: the same as `layer`.
+        name: The layer's name in the report; empty: "layer N".
+    """
+
+    layer: int
+    now: Pass = Pass()
+    text_queries: Ranges = ()
+    text_keys: Ranges = ()
+    depth: int | None = None
+    name: str = ""
 
     @property
     def place(self) -> int:
@@ -79,10 +90,10 @@ class Site:
             q: [B, H, Nq, D].
             k: [B, Hkv, Nk, D].
         """
-        if q.shape[0] % len(self.branches):
+        branches = self.now.branches
+        if q.shape[0] % len(branches):
             raise InputError(
-                f"{self.label}: a batch of {q.shape[0]} for {len(self.branches)} branches {self.branches}; "
-                "wanted equal parts"
+                f"{self.label}: a batch of {q.shape[0]} for {len(branches)} branches {branches}; wanted equal parts"
             )
         sides = (("text_queries", self.text_queries, q.shape[2]), ("text_keys", self.text_keys, k.shape[2]))
         for name, ranges, total in sides:

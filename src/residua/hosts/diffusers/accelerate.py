@@ -125,10 +125,9 @@ def accelerate_with(
     try:
         with uninterrupted():  # Ctrl-C comes after the last layer, and undoes all
             for (name, model), family, settings in zip(models.items(), families, wanted, strict=True):
-                attachments.append(
-                    Attachment(name, model, family, settings, current_scheduler, steps, time_stages, offset)
-                )
+                attachments.append(Attachment(name, model, family, settings, current_scheduler, steps, offset))
             for attachment in attachments:
+                attachment.host.time_stages = time_stages
                 attachment.siblings = tuple(other for other in attachments if other is not attachment)
             return Handle(target, attachments)
     except BaseException:

@@ -28,7 +28,6 @@ class Attachment:
         settings: ResolvedSettings,
         scheduler: Callable[[], Any],
         steps: int | None,
-        time_stages: bool = False,
         offset: Offset | None = None,
     ) -> None:
         self.name = name
@@ -47,7 +46,6 @@ class Attachment:
             model=type(model).__name__,
             family=self.family.name,
             preset=self.family.preset.source,
-            time_stages=time_stages,
             unsupported="dense" if family.generic else "stop",
             lend=True,
         )
@@ -112,11 +110,12 @@ class Attachment:
         self.now.elsewhere = False
         for other in self.siblings:
             other.now.elsewhere = True
-        self.now.grid = None if self.family.generic else self.family.grid(self.model, inputs)
+        self.now.place = self.tracker.place(None if self.family.generic else self.family.grid(self.model, inputs))
 
     def forget(self) -> None:
         """Drops what is carried between steps; the next forward pass begins a new run."""
         self.tracker.forget()
+        self.now.place = None
         self.host.reset()
 
     def detach(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import IntegrationError
-from .. import Grid, HostAttention, Site
+from .. import HostAttention, Pass, Site
 from .families import Family
 from .tracking import Tracker
 
@@ -25,9 +25,9 @@ class ForwardPass:
 
     family: Family
     tracker: Tracker
+    place: Pass | None = None  # in the run; None: before the first forward pass
     video: int = 0  # tokens
     layout: Any = None  # what else the family must know about it
-    grid: Grid | None = None
     active: bool = True  # False after remove()
     elsewhere: bool = False  # another model of the pipeline runs; what is known here is of an earlier pass
 
@@ -71,21 +71,9 @@ class Layer:
     def site(self, queries: int | None = None, keys: int | None = None) -> Site:
         """Where a call with that many queries and keys belongs; without these numbers, no token counts as
         text."""
-        tracker = self.now.tracker
         text_queries, text_keys = ((), ()) if queries is None or keys is None else self._text(queries, keys)
-        return Site(
-            layer=self.index,
-            name=self.name,
-            depth=self.depth,
-            run=tracker.run,
-            step=max(0, tracker.step),
-            steps=tracker.total_steps(),
-            removed=tracker.removed(),
-            branch=tracker.branch,
-            grid=self.now.grid,
-            text_queries=text_queries,
-            text_keys=text_keys,
-        )
+        place = self.now.place or self.now.tracker.place()
+        return Site(self.index, place, text_queries, text_keys, self.depth, self.name)
 
     def _text(self, queries: int, keys: int) -> tuple[Any, Any]:
         """The query rows and the keys that are not video."""

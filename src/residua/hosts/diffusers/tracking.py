@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...errors import IntegrationError
-from ..site import noise_removed
+from ..site import Grid, Pass, noise_removed
 
 logger = logging.getLogger("residua.hosts.diffusers")
 
@@ -173,6 +173,10 @@ class Tracker:
     def in_run_of(self, other: Tracker) -> bool:
         """Whether this transformer has run in the present run of another one of its pipeline."""
         return self._schedule is not None and self._schedule is other._schedule
+
+    def place(self, grid: Grid | None = None) -> Pass:
+        """Where the present forward pass is."""
+        return Pass(max(0, self.step), self.total_steps(), self.branch, self.run, grid, self.removed())
 
     def total_steps(self) -> int | None:
         """How many steps the run has, or None if nothing says so."""

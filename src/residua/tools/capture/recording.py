@@ -56,20 +56,20 @@ class Recorder:
     def _record(self, layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> None:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D]."""
         site = layer.site(q.shape[1], k.shape[1])
-        steps = self._steps(site.steps)
-        self.seen.add(site.step)
-        if self.full or (steps is not None and site.step > max(steps, default=-1)):
+        steps = self._steps(site.now.steps)
+        self.seen.add(site.now.step)
+        if self.full or (steps is not None and site.now.step > max(steps, default=-1)):
             self._stop()
             return
         branches = self.selection.branches
-        if (steps is not None and site.step not in steps) or (branches and site.branch not in branches):
+        if (steps is not None and site.now.step not in steps) or (branches and site.now.branch not in branches):
             return
         places = _places(site, q, k, mask)
         if places is None:
             self.skipped.add(f"{layer.name}: its mask is not key padding")
             return
         for element in range(len(q)):
-            branch = site.branch if len(q) == 1 else f"{site.branch}/{element}"
+            branch = site.now.branch if len(q) == 1 else f"{site.now.branch}/{element}"
             for head in _numbers("heads", self.selection.heads, q.shape[2]):
                 self._add(site, element, branch, head, (q, k, v), scale, places[element])
 
@@ -83,7 +83,7 @@ class Recorder:
         scale: float | None,
         place: _Place,
     ) -> None:
-        if self.full or self.writer.has(site.layer, head, site.step, branch):
+        if self.full or self.writer.has(site.layer, head, site.now.step, branch):
             return
         q, k, v = qkv
         shared = head * k.shape[2] // q.shape[2]
@@ -93,7 +93,7 @@ class Recorder:
             *(x if place.keys is None else x[place.keys] for x in rows[1:]),
             layer=site.layer,
             head=head,
-            step=site.step,
+            step=site.now.step,
             branch=branch,
             grid=place.grid,
             scale=scale,
@@ -101,7 +101,7 @@ class Recorder:
             text_queries=place.text_queries or None,
         )
         # otherwise another process has recorded it meanwhile
-        self.full = not added and not self.writer.has(site.layer, head, site.step, branch)
+        self.full = not added and not self.writer.has(site.layer, head, site.now.step, branch)
         if self.progress is not None:
             self.progress(len(self.writer))
 
@@ -137,7 +137,7 @@ def _places(site: Site, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Plac
     if mask is not None and valid is None:
         return None
     if valid is None:
-        return [_Place(None, None, site.grid, text, text_queries)] * len(q)
+        return [_Place(None, None, site.now.grid, text, text_queries)] * len(q)
     places = []
     for kept in valid.cpu():
         before = torch.nn.functional.pad(kept.cumsum(0), (1, 0)).tolist()
@@ -148,7 +148,7 @@ def _places(site: Site, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Plac
             _Place(
                 index if same else None,
                 index,
-                site.grid,
+                site.now.grid,
                 _moved(text, before),
                 _moved(text_queries, before) if same else text_queries,
             )

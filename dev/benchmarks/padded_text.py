@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from residua import Config
-from residua.hosts import HostAttention, Preset, Settings, Site, around, make_report
+from residua.hosts import HostAttention, Pass, Preset, Settings, Site, around, make_report
 from residua.hosts.padding import PaddingReader
 from residua.method.row_error import row_errors
 from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
@@ -54,7 +54,7 @@ def sparse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, config: Config) -> tup
     host = HostAttention(Settings(config, density=0.22, min_tokens=0).resolve(PRESET))
     video = GRID[0] * GRID[1] * GRID[2]
     text = around(0, video, q.shape[2])
-    site = Site(0, step=0, steps=1, grid=GRID, text_queries=text, text_keys=text)
+    site = Site(0, Pass(steps=1, grid=GRID), text_queries=text, text_keys=text)
     out = host.call(q, k, v, site, lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask), mask=mask)
     return out, make_report([host]).total.cost
 

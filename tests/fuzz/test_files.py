@@ -41,7 +41,7 @@ WAN = {
 
 def sparse_run(found: Profile) -> None:
     """What a profile promises to `accelerate`."""
-    for value in (found.dense_steps, found.dense_layers, found.min_tokens):
+    for value in (found.settings.dense_steps, found.settings.dense_layers, found.settings.min_tokens):
         assert value is None or (isinstance(value, (int, float)) and value >= 0), found
 
 

@@ -147,15 +147,15 @@ def test_a_poisoned_prompt_fails_alone_and_is_tried_again_only_on_demand(make_su
 def failing(monkeypatch, times: int) -> None:
     module = importlib.import_module("residua.tools.evaluate.generate")
     left = [times]
-    real = module.generate
+    real = module.generate_once
 
-    def sometimes(*arguments):
+    def sometimes(*arguments, **more):
         if left[0] > 0:
             left[0] -= 1
             raise RuntimeError("CUDA error: unspecified launch failure")
-        return real(*arguments)
+        return real(*arguments, **more)
 
-    monkeypatch.setattr(module, "generate", sometimes)
+    monkeypatch.setattr(module, "generate_once", sometimes)
 
 
 @pytest.mark.parametrize("times, failed", [(1, 0), (2, 3)])

@@ -46,8 +46,8 @@ def test_demo_writes_its_folder_and_may_run_again(weights, elsewhere):
     )
     facts = json.loads((elsewhere / "residua-demo" / "report.json").read_text())
     assert facts["prompt"] == PROMPT and facts["lpips"] is None and facts["floor"]["psnr"] > facts["psnr"] > 0
-    assert "PSNR, dB (dense: the floor)" in found.output
-    assert "floor " in (elsewhere / "residua-demo" / "report.html").read_text()
+    assert "PSNR, dB (dense: the noise floor)" in found.output
+    assert "Noise floor: " in (elsewhere / "residua-demo" / "report.html").read_text()
     assert facts["settings"][0]["config"]["density"] == 0.5
     assert facts["settings"][0]["config"]["reconstruction"] == "anchored"
     assert facts["cost"] > facts["density"] > 0 and facts["error"] > 0 and facts["quality"] is None

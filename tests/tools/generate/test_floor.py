@@ -85,5 +85,5 @@ def test_what_is_said_of_a_floor(pipe, request_small):
     first = generate(pipe, request_small).frames
     found = measure_floor(pipe, request_small, first, "no weights")
     assert floor_text(found) == f"{found.psnr:.1f} dB" and floor_text(found, "lpips") is None
-    same = VideoQuality(None, 1.0, None, not_measured={"psnr": "the videos are identical: no finite value"})
+    same = VideoQuality(None, 1.0, None, None, not_measured={"psnr": "the videos are identical: no finite value"})
     assert floor_text(same) == "identical" and floor_text(same, "ssim", "{:.4f}") == "1.0000"

@@ -9,17 +9,20 @@ from PIL import Image
 
 pytest.importorskip("typer")
 from residua.errors import InputError
-from residua.tools.generate.method_table.measure import DENSE, PARTS, MethodRow, chosen_methods, read_pbench
-from residua.tools.generate.method_table.report import MAX_WAITING, disturbed, runtime, table
+from residua.tools.generate.averages import DENSE, Row
+from residua.tools.generate.method_table import (
+    MAX_WAITING,
+    PARTS,
+    chosen_methods,
+    disturbed,
+    read_pbench,
+    runtime,
+    table,
+    title,
+)
 from tests.support.command import run
 
 TINY = ("--size", "16", "--frames", "8", "--steps", "2", "--dense-steps", "1", "--min-tokens", "0")
-
-
-def row(method: str, **values) -> MethodRow:
-    empty = dict.fromkeys(("density", "cost", "psnr", "ssim", "lpips", "error", "pflops", "speedup"))
-    known = {"title": method, "cpu_speedup": None, "seconds": 2.0, "waiting": None}
-    return MethodRow(method, **{**empty, **known, **values})
 
 
 def test_methods_are_compared_in_one_report(weights, tmp_path):
@@ -47,7 +50,7 @@ def test_methods_are_compared_in_one_report(weights, tmp_path):
     assert list(rows) == ["dense", "dense again", "svg2", "paper", "anchored"]
     again = rows.pop("dense again")
     assert again["psnr"] > rows["anchored"]["psnr"] and again["speedup"] is None and not again["parts"]
-    assert "dense again (the floor)" in (out / "report.md").read_text()
+    assert "dense again (the noise floor)" in (out / "report.md").read_text()
     assert rows["svg2"]["error"] is None and rows["anchored"]["error"] > 0
     assert all(rows[name]["psnr"] > 10 and rows[name]["density"] <= 0.41 for name in list(rows)[1:])
     assert all(rows[name]["pflops"] < rows["dense"]["pflops"] for name in list(rows)[1:])
@@ -89,20 +92,20 @@ def test_pbench_scores_are_numbers_by_method(tmp_path):
 
 
 def test_columns_without_a_value_are_left_out_and_ours_stands_out():
-    made = table([row(DENSE, density=1.0), row("anchored", density=0.2, psnr=30.0)], "title")
+    made = table([Row(DENSE, density=1.0), Row("anchored", density=0.2, psnr=30.0)], "title")
     assert made.columns == ("method", "PSNR, dB", "density")
-    assert made.rows[0] == (DENSE, "-", "100.0%") and made.rows[1][1] == "30.00"
+    assert made.rows[0] == (title(DENSE), "-", "100.0%") and made.rows[1][1] == "30.00"
 
 
 def test_a_disturbed_machine_is_told():
-    assert disturbed([row("paper", waiting=MAX_WAITING)]) == []
-    assert "as much as 50%" in disturbed([row("paper", waiting=0.5), row("svg2", waiting=None)])[0]
+    assert disturbed([Row("paper", waiting=MAX_WAITING)]) == []
+    assert "as much as 50%" in disturbed([Row("paper", waiting=0.5), Row("svg2", waiting=None)])[0]
 
 
 def test_bars_need_stages():
     parts = dict.fromkeys(PARTS, 0.1)
-    assert runtime([row(DENSE), row("paper", parts=parts)]) == []
-    (picture,) = runtime([row(DENSE, parts={"dense": 1.0}), row("paper", parts=parts)])
+    assert runtime([Row(DENSE), Row("paper", parts=parts)]) == []
+    (picture,) = runtime([Row(DENSE, parts={"dense": 1.0}), Row("paper", parts=parts)])
     assert picture.drawing.png.startswith(b"\x89PNG") and "attention pairs" in picture.drawing.svg
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,15 +75,16 @@ def search(monkeypatch, worst_at, target, floor=None, tries=7):
     log = Log(lambda where, trial: None)
     clips = []
 
-    def dense(pipe, requests, lpips, watch, *, floor):
+    def dense(pipe, model, requests, lpips, watch, *, floor):
         clips.append(requests)
-        return type("Clips", (), {"requests": requests, "floor": lambda self: lowest})()
+        return SimpleNamespace(requests=requests)
 
-    def tried(pipe, model, clips, settings, target, lpips, watch):
+    def tried(clips, settings, target):
         return trial(settings, worst_at(clips.requests, settings.config.density), target)
 
     lowest = {} if floor is None else {"psnr": floor}
     monkeypatch.setattr(tune, "measure_dense", dense)
+    monkeypatch.setattr(tune, "worst_floor", lambda clips: lowest)
     monkeypatch.setattr(tune, "try_setting", tried)
     found = tune.tune(None, "m", ("a",), ("b",), target, Settings(), lpips="x", watch=silent, log=log, tries=tries)
     return found, log
@@ -119,7 +121,7 @@ def test_a_target_above_the_floor_is_refused_before_anything_is_tried(monkeypatc
     def never(where, density):
         raise AssertionError
 
-    with pytest.raises(Unreachable, match=r"two dense runs of this model differ by 31.00 dB \(the floor\)"):
+    with pytest.raises(Unreachable, match=r"two dense runs of this model differ by 31.00 dB \(the noise floor\)"):
         search(monkeypatch, never, Target("psnr", 40), floor=31.0)
 
 
@@ -150,7 +152,7 @@ def test_tune_ends_with_one_line_and_no_file_if_the_target_is_out_of_reach(weigh
     found = run("tune", "--model", weights, *asked, "--out", out, *TINY)
     assert found.exit_code == 2 and "is not reached by any of 2 settings; the best is error" in found.output
     assert "missed" in found.output and not list(tmp_path.iterdir())
-    assert "tuning: floor" in found.output  # a PSNR is shown, and so is its floor
+    assert "tuning: noise floor" in found.output  # a PSNR is shown, and so is its floor
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -27,9 +28,6 @@ QUIET = {"DIFFUSERS_VERBOSITY": "error", "TRANSFORMERS_VERBOSITY": "error"}
 
 # The order of `residua --help`: what a newcomer needs first. Commands that are not named here come last.
 ORDER = ("doctor", "demo", "generate", "compare", "tune", "evaluate", "plan", "bench", "capture")
-
-RENAMED_OPTIONS = {"--repair": "--reconstruction", "--repairs": "--reconstructions", "--profile": "--time-stages"}
-RENAMED_COMMANDS = {"repairs": "reconstructions"}
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -55,19 +53,11 @@ class PlainCommand(_PlainHelp, TyperCommand):
 
 
 class PlainGroup(_PlainHelp, TyperGroup):
-    """A group of commands. Names of older versions are refused with a hint to the new name."""
+    """A group of commands, in the order that help shows."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         place = {name: number for number, name in enumerate(ORDER)}
         return sorted(super().list_commands(ctx), key=lambda name: place.get(name, len(ORDER)))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for place, argument in enumerate(args):
-            name = argument.split("=", 1)[0]
-            if name in RENAMED_OPTIONS or (place == 0 and name in RENAMED_COMMANDS):
-                ctx.fail(f"{name} is now called {(RENAMED_OPTIONS | RENAMED_COMMANDS)[name]}")
-        parsed: list[str] = super().parse_args(ctx, args)
-        return parsed
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         with readable_interrupts():
@@ -112,22 +102,49 @@ def main(
 
 
 def command(group: typer.Typer = app, **options: Any) -> Callable[[Command], Command]:
-    """Registers a command. Its help shows types as words: INTEGER, not <int range>."""
+    """Registers a command, with readable errors. A parameter whose type is a dataclass stands for its fields:
+    the options that several commands share."""
 
     def register(function: Command) -> Command:
-        # not typing.get_type_hints: for a default of None, Python 3.10 wraps the result in Optional, and
-        # typer does not find the option inside
-        hints = inspect.get_annotations(function, eval_str=True)
-        for name, hint in hints.items():
-            _name_type(name, hint)
-        function.__annotations__ = hints  # typer could not evaluate text annotations
-        group.command(cls=PlainCommand, **options)(function)
+        parameters: dict[str, inspect.Parameter] = {}
+        shared: dict[str, Any] = {}
+        for name, given in inspect.signature(function, eval_str=True).parameters.items():
+            if is_dataclass(given.annotation):
+                shared[name] = given.annotation
+                parameters.update(_fields(given.annotation))
+            else:
+                parameters[name] = given.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in parameters.items():
+            _name_type(name, parameter.annotation)
+
+        def run(**values: Any) -> None:
+            for name, kind in shared.items():
+                values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            with readable_errors():
+                function(**values)
+
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        # typer reads both, and could not evaluate text annotations
+        run.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+        run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+        group.command(cls=PlainCommand, **options)(run)
         return function
 
     return register
 
 
+def _fields(kind: Any) -> dict[str, inspect.Parameter]:
+    """The fields of a dataclass as parameters."""
+    hints = inspect.get_annotations(kind, eval_str=True)
+    found = inspect.signature(kind).parameters
+    return {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=found[name].default, annotation=hint)
+        for name, hint in hints.items()
+    }
+
+
 def _name_type(name: str, hint: Any) -> None:
+    """Help shows types as words: INTEGER, not <int range>."""
     for option in getattr(hint, "__metadata__", ()):
         if isinstance(option, typer.models.ArgumentInfo) and option.metavar is None:
             option.metavar = name.upper()

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ...util import json_text
-from .app import PlainGroup, app, command, console, figures, readable_errors, show, writable
-from .options import CONCENTRATIONS, RECONSTRUCTIONS, BackendName, ForceFile, numbers, whole_numbers
+from .app import PlainGroup, app, command, console, figures, show, writable
+from .options import BackendName, ForceFile, ReconstructionName, numbers, whole_numbers
 
 if TYPE_CHECKING:
     from ..bench.attention import Measurement
@@ -25,7 +25,6 @@ app.add_typer(bench, name="bench")
 Heads = Annotated[int, typer.Option(min=1, help="Attention heads.")]
 HeadDim = Annotated[int, typer.Option(min=8, help="Channels of a head.")]
 Dtype = Annotated[str, typer.Option(help="fp32, bf16 or fp16.")]
-ReconstructionName = Annotated[str, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats; the median is reported.")]
 
 
@@ -44,20 +43,19 @@ def attention(
     force: ForceFile = False,
 ) -> None:
     """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
-    with readable_errors():
-        from ..bench.attention import Task, measure
+    from ..bench.attention import Task, measure
 
+    if json_path is not None:
+        writable(json_path, force)
+    task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
+    with console.status("measuring ...") as status:
+        row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
+    try:
+        show(_table([row]))
+        show(_stages(row))
+    finally:  # whoever reads the table may have closed the pipe, as `head` does
         if json_path is not None:
-            writable(json_path, force)
-        task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
-        with console.status("measuring ...") as status:
-            row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
-        try:
-            show(_table([row]))
-            show(_stages(row))
-        finally:  # whoever reads the table may have closed the pipe, as `head` does
-            if json_path is not None:
-                json_text.write_json(json_path, row.to_dict())
+            json_text.write_json(json_path, row.to_dict())
 
 
 @command(bench, epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
@@ -74,27 +72,26 @@ def sweep(
     force: ForceFile = False,
 ) -> None:
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
-    with readable_errors():
-        from ..bench import sweep as sweeping
-        from ..bench.attention import Task, measure
+    from ..bench import sweep as sweeping
+    from ..bench.attention import Task, measure
 
-        files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
-        base = Task(
-            heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, reconstruction=reconstruction
-        )
-        todo = sweeping.tasks(base, whole_numbers("tokens", tokens), numbers("densities", densities))
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        rows: list[Measurement] = []
-        with Progress(*columns, console=console) as bar:
-            line = bar.add_task("measuring", total=len(todo))
-            for task in todo:
-                bar.update(line, description=f"{task.tokens:,} tokens at {task.density:g}")
-                rows.append(measure(task))
-                bar.advance(line)
-                json_text.write_json(files[0], [row.to_dict() for row in rows])
-        sweeping.plot([row.to_dict() for row in rows], files[1])
-        show(_table(rows))
-        console.print(f"wrote {files[0]} and {files[1]}")
+    files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
+    base = Task(
+        heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, reconstruction=reconstruction
+    )
+    todo = sweeping.tasks(base, whole_numbers("tokens", tokens), numbers("densities", densities))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rows: list[Measurement] = []
+    with Progress(*columns, console=console) as bar:
+        line = bar.add_task("measuring", total=len(todo))
+        for task in todo:
+            bar.update(line, description=f"{task.tokens:,} tokens at {task.density:g}")
+            rows.append(measure(task))
+            bar.advance(line)
+            json_text.write_json(files[0], [row.to_dict() for row in rows])
+    sweeping.plot([row.to_dict() for row in rows], files[1])
+    show(_table(rows))
+    console.print(f"wrote {files[0]} and {files[1]}")
 
 
 @command(bench, epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")
@@ -120,27 +117,27 @@ def synthetic(
         "error\np99",
         "mean,\nnone",
     )
-    with readable_errors():
-        from ..bench.attention import Task, measure
+    from ...synthetic import CONCENTRATIONS
+    from ..bench.attention import Task, measure
 
-        base = Task(tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction)
-        with console.status("measuring ...") as status:
-            for name in CONCENTRATIONS:
-                status.update(f"measuring a {name} head ...")
-                task = replace(base, concentration=name)
-                row, dropped = measure(task), measure(replace(task, repeats=1, reconstruction="none"))
-                table.add_row(
-                    name,
-                    f"{task.key_fraction:.1%}",
-                    f"{row.dense_ms:.0f}",
-                    f"{row.call_ms:.0f}",
-                    f"{row.cold_ms:.0f}",
-                    f"{row.speedup:.2f}",
-                    f"{row.density:.1%}",
-                    f"{row.mean_error:.3f}",
-                    f"{row.p99_error:.3f}",
-                    f"{dropped.mean_error:.3f}",
-                )
+    base = Task(tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction)
+    with console.status("measuring ...") as status:
+        for name in CONCENTRATIONS:
+            status.update(f"measuring a {name} head ...")
+            task = replace(base, concentration=name)
+            row, dropped = measure(task), measure(replace(task, repeats=1, reconstruction="none"))
+            table.add_row(
+                name,
+                f"{task.key_fraction:.1%}",
+                f"{row.dense_ms:.0f}",
+                f"{row.call_ms:.0f}",
+                f"{row.cold_ms:.0f}",
+                f"{row.speedup:.2f}",
+                f"{row.density:.1%}",
+                f"{row.mean_error:.3f}",
+                f"{row.p99_error:.3f}",
+                f"{dropped.mean_error:.3f}",
+            )
     show(table)
     console.print(
         f"{tokens} tokens, backend {row.backend}. Errors are relative to dense attention, per row: the "
@@ -162,21 +159,20 @@ def gpu(
     force: ForceFile = False,
 ) -> None:
     """Measure every backend on an NVIDIA GPU (send us the JSON)."""
-    with readable_errors():
-        from ..bench import gpu as measuring
+    from ..bench import gpu as measuring
 
-        target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
-        device = measuring.require_gpu()
-        task = measuring.GpuTask(tokens, heads, head_dim, dtype, density, repeats=repeats)
-        with console.status("measuring ...") as status:
-            report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
-        if json_path == "-":
-            typer.echo(json_text.dumps(report, indent=2))
-            return
-        for table in measuring.tables(report):
-            show(table)
-        if target is not None:
-            json_text.write_json(target, report)
+    target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
+    device = measuring.require_gpu()
+    task = measuring.GpuTask(tokens, heads, head_dim, dtype, density, repeats=repeats)
+    with console.status("measuring ...") as status:
+        report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
+    if json_path == "-":
+        typer.echo(json_text.dumps(report, indent=2))
+        return
+    for table in measuring.tables(report):
+        show(table)
+    if target is not None:
+        json_text.write_json(target, report)
 
 
 def _table(rows: list[Measurement]) -> Table:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 import typer
 
 from ...world.held_out import DEMO_PROMPT
-from .app import command, console, readable_errors
+from .app import command, console
 from .options import Model, whole_numbers, words
 
 
@@ -37,11 +36,6 @@ def capture(
 
     Repeating the command adds what is missing; recording stops at the limit.
     """
-    with readable_errors():
-        _capture(SimpleNamespace(**context.params))
-
-
-def _capture(given: SimpleNamespace) -> None:
     import torch
 
     from ..capture.recording import capture as record
@@ -52,43 +46,42 @@ def _capture(given: SimpleNamespace) -> None:
     from .lab_progress import counter
 
     require_packages()
-    if given.quick:
+    if quick:
         # 4,096 tokens of the model in the box: results from shorter calls say little
-        given.size, given.frames, given.run_steps, given.steps = "64", 16, 4, given.steps or "1,2"
-    run_steps = given.run_steps
-    steps = [run_steps // 3, 2 * run_steps // 3] if given.steps is None else whole_numbers("steps", given.steps)
-    request = Request(given.prompt, given.seed, run_steps, *parse_size(given.size), given.frames)
-    pipe = load(given.model, Placement())
-    if given.force:
-        clear_capture(given.out)
+        size, frames, run_steps, steps = "64", 16, 4, steps or "1,2"
+    recorded = [run_steps // 3, 2 * run_steps // 3] if steps is None else whole_numbers("steps", steps)
+    request = Request(prompt, seed, run_steps, *parse_size(size), frames)
+    pipe = load(model, Placement())
+    if force:
+        clear_capture(out)
     arguments = request.arguments(pipe)
     pipe.set_progress_bar_config(disable=True)
-    name = given.model if given.model == "world" else Path(given.model).name
+    name = model if model == "world" else Path(model).name
     described = {
-        "prompt": given.prompt,
-        "seed": given.seed,
+        "prompt": prompt,
+        "seed": seed,
         "steps": run_steps,
-        "size": given.size,
-        "frames": given.frames,
+        "size": size,
+        "frames": frames,
         "torch": torch.__version__,
     }
     with counter("calls recorded") as tick:
         recorder = record(
             pipe,
-            given.out,
-            layers=_layers(given.layers),
-            steps=sorted(set(steps)),
-            heads=None if given.heads is None else whole_numbers("heads", given.heads),
-            branches=None if given.branches is None else words("branches", given.branches),
-            limit_bytes=given.limit << 20,
+            out,
+            layers=_layers(layers),
+            steps=sorted(set(recorded)),
+            heads=None if heads is None else whole_numbers("heads", heads),
+            branches=None if branches is None else words("branches", branches),
+            limit_bytes=limit << 20,
             model=name,
             run=described,
             progress=tick,
             **arguments,
         )
-    console.print(f"{given.out}: {len(recorder.writer)} calls, {recorder.writer.bytes / 2**20:.1f} MB", soft_wrap=True)
+    console.print(f"{out}: {len(recorder.writer)} calls, {recorder.writer.bytes / 2**20:.1f} MB", soft_wrap=True)
     if recorder.full:
-        console.print(f"stopped at the limit of {given.limit} MB; raise --limit to go on", soft_wrap=True)
+        console.print(f"stopped at the limit of {limit} MB; raise --limit to go on", soft_wrap=True)
     for reason in sorted(recorder.skipped):
         console.print(f"not recorded: {reason}", soft_wrap=True, markup=False)
 

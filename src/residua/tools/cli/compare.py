@@ -1,58 +1,27 @@
-"""`residua compare`: quality and efficiency over many settings."""
+"""`residua compare`: quality and efficiency over many settings, or over whole methods."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import InputError
 from ...world.held_out import DEMO_PROMPT, SEEDS, SETS
-from .app import command, console, figures, readable_errors, show
-from .options import (
-    DenseLayers,
-    DenseSteps,
-    Device,
-    Dtype,
-    ForceFolder,
-    Frames,
-    LpipsWeights,
-    MinTokens,
-    Model,
-    NoFloor,
-    Offload,
-    Prompts,
-    Size,
-    Steps,
-    clip_shape,
-    command_line,
-    dense_parts,
-    numbers,
-    words,
-)
+from .app import command, console, show
+from .options import ForceFolder, Model, PipelineOptions, Prompts, command_line, numbers, words
 
 if TYPE_CHECKING:
     from ..generate.run import Request
 
-# Columns that fit a terminal of 80 columns; the files have more.
-SHOWN = {
-    "cost": "cost",
-    "psnr": "PSNR\ndB",
-    "ssim": "SSIM",
-    "gmsd": "GMSD",
-    "lpips": "LPIPS",
-    "error": "error",
-    "speedup": "speed\n-up",
-}
 METHODS_DENSITY = 0.22  # with --methods, unless --densities says otherwise
 
 
 @command(epilog="Example:  residua compare --model world --densities 0.12,0.22 --reconstructions probe,anchored")
 def compare(
     context: typer.Context,
+    pipeline: PipelineOptions,
     model: Model = "world",
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
@@ -73,18 +42,7 @@ def compare(
         str | None,
         typer.Option(help="Prompts of the model in the box: tuning, report, or the first few, such as report:4."),
     ] = None,
-    size: Size = None,
-    frames: Frames = None,
-    steps: Steps = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Default: 0; with --scenes, that of the scenes.")] = None,
-    dense_steps: DenseSteps = None,
-    dense_layers: DenseLayers = None,
-    min_tokens: MinTokens = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    offload: Offload = "none",
-    lpips: LpipsWeights = None,
-    no_floor: NoFloor = False,
     pbench: Annotated[
         Path | None, typer.Option(help="PBench scores by method (JSON), for --methods; PBench itself is not run.")
     ] = None,
@@ -92,122 +50,89 @@ def compare(
     force: ForceFolder = False,
 ) -> None:
     """Generate dense once per prompt and sparse with every setting; write a table, JSON and a plot."""
-    with readable_errors():
-        given = SimpleNamespace(**context.params)
-        (_compare if methods is None else _compare_methods)(context, given)
-
-
-def _compare(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here, so that other commands do not wait for it.
     from ...util.files import check_folder, publish_folder
-    from ..generate import loading, require_packages, tradeoff
-    from ..metrics.video_quality import find_lpips
-    from .progress import step_bars
-
-    require_packages()
-    check_folder(given.out, given.force)
-    todo = tradeoff.settings(
-        [] if given.densities == "none" else numbers("densities", given.densities),
-        words("partitions", given.partitions),
-        words("reconstructions", given.reconstructions),
-        dense_parts(given),
-        [] if given.max_errors is None else numbers("max-errors", given.max_errors),
-        [] if given.qualities is None else words("qualities", given.qualities),
-    )
-    requests = _requests(given)
-    lpips = find_lpips(given.lpips)
-    pipe = loading.load(given.model, loading.Placement(given.device, given.dtype, given.offload))
-    facts = {
-        "model": given.model,
-        "prompts": [one.prompt for one in requests],
-        "seed": requests[0].seed,
-        "steps": given.steps,
-        "command": command_line(context),
-        "lpips_not_measured": lpips if isinstance(lpips, str) else None,
-    }
-    with step_bars() as watch:
-        # Written after every setting: a long run that is interrupted keeps its results.
-        for rows, tokens in tradeoff.rows_so_far(
-            pipe, given.model, requests, todo, lpips, watch, floor=not given.no_floor
-        ):
-            publish_folder(given.out, tradeoff.result_files(rows, {**facts, "tokens": tokens}))
-    shown = [name for name in SHOWN if any(getattr(row, name) is not None for row in rows)]
-    columns = [SHOWN[name] for name in shown]
-    table = figures(f"{given.model}: quality against efficiency", "setting", *columns)
-    for row in rows:
-        table.add_row(row.name, *tradeoff.cells(row, shown))
-    show(table)
-    for other in tradeoff.physics_tables(rows):
-        show(other.rich())
-    for remark in tradeoff.floor_remarks(rows):
-        console.print(f"dense again: {remark}", soft_wrap=True)
-    console.print(f"wrote {', '.join(str(given.out / name) for name in tradeoff.FILES)}", soft_wrap=True)
-
-
-def _compare_methods(context: typer.Context, given: SimpleNamespace) -> None:
-    # Imported here, so that other commands do not wait for it.
-    from ...util.files import check_folder, publish_folder
-    from ..generate import loading, method_table, require_packages
+    from ..generate import loading, method_table, require_packages, tradeoff
+    from ..generate.averages import ClipSet
     from ..generate.flops import UNITS
     from ..metrics.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
-    check_folder(given.out, given.force)
-    given_densities = context.get_parameter_source("densities")
-    by_default = given_densities is not None and given_densities.name == "DEFAULT"
-    density = METHODS_DENSITY if by_default else numbers("densities", given.densities)[0]
-    settings = {
-        name: replace(dense_parts(given), density=density, method=name)
-        for name in method_table.chosen_methods(words("methods", given.methods))
-    }
-    pbench = method_table.read_pbench(given.pbench)
-    requests = _requests(given)
-    lpips = find_lpips(given.lpips)
-    placement = loading.Placement(given.device, given.dtype, given.offload)
-    device = placement.torch_device.type
-    pipe = loading.load(given.model, placement)
+    check_folder(out, force)
+    unused: tuple[str, ...] = ()
+    if methods is None:
+        todo = tradeoff.all_settings(
+            [] if densities == "none" else numbers("densities", densities),
+            words("partitions", partitions),
+            words("reconstructions", reconstructions),
+            pipeline.settings(),
+            [] if max_errors is None else numbers("max-errors", max_errors),
+            [] if qualities is None else words("qualities", qualities),
+        )
+    else:
+        density, unused = _density(context, densities)
+        names = method_table.chosen_methods(words("methods", methods))
+        todo = [(name, pipeline.settings(density=density, method=name)) for name in names]
+    scores = method_table.read_pbench(pbench)
+    requests = _requests(prompt, scenes, seed, pipeline.shape())
     facts = {
-        "model": given.model,
-        "density": density,
+        "model": model,
         "prompts": [one.prompt for one in requests],
         "seed": requests[0].seed,
-        "steps": given.steps,
+        "steps": pipeline.steps,
+        "command": command_line(context, ("out", "force", *unused)),
     }
-    unused = ["partitions", "reconstructions", "max_errors", "qualities", *(["densities"] if by_default else [])]
-    command = command_line(context, ("out", "force", *unused))
+    lpips = find_lpips(pipeline.lpips)
+    placement = pipeline.placement()
+    device = placement.torch_device.type
+    pipe = loading.load(model, placement)
     with step_bars() as watch:
-        for found in method_table.measure(
-            pipe,
-            given.model,
-            requests,
-            settings,
-            lpips,
-            watch,
-            time_stages=device == "cpu",
-            device=device,
-            pbench=pbench,
-            floor=not given.no_floor,
-        ):
-            publish_folder(given.out, method_table.result_files(found, facts, command))
-    report = method_table.make_report(found, facts, command)
-    for table in report.tables:
-        show(table.rich(leave_out=("density", *UNITS)))
-    for name, reason in found.not_measured.items():
-        console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
-    console.print(f"wrote {given.out}/ : open {given.out / 'report.html'} in a browser", soft_wrap=True)
+        # Written after every setting: a long run that is interrupted keeps its results.
+        clips = ClipSet.generate(
+            pipe, model, requests, todo[0][1], lpips, watch, floor=not pipeline.no_floor, split=methods is not None
+        )
+        if methods is None:
+            facts["lpips_not_measured"] = lpips if isinstance(lpips, str) else None
+            for rows, found in clips.rows_so_far(todo):
+                facts["tokens"] = found[0].tokens
+                publish_folder(out, tradeoff.result_files(rows, facts))
+        else:
+            facts["density"] = density
+            for measured in method_table.measure(clips, todo, device=device, pbench=scores):
+                report = method_table.make_report(measured, facts)
+                publish_folder(out, report.files())
+    if methods is None:
+        for table in tradeoff.tables(rows, f"{model}: quality against efficiency"):
+            show(table.rich(leave_out=(*tradeoff.WIDE, *UNITS)))
+        for remark in tradeoff.floor_remarks(rows):
+            console.print(f"dense again: {remark}", soft_wrap=True)
+        console.print(f"wrote {', '.join(str(out / name) for name in tradeoff.FILES)}", soft_wrap=True)
+    else:
+        for table in report.tables:
+            show(table.rich(leave_out=("density", *UNITS)))
+        for name, reason in measured.not_measured.items():
+            console.print(f"{name}: {reason}", markup=False, soft_wrap=True)
+        console.print(f"wrote {out}/ : open {out / 'report.html'} in a browser", soft_wrap=True)
 
 
-def _requests(given: SimpleNamespace) -> list[Request]:
+def _density(context: typer.Context, densities: str) -> tuple[float, tuple[str, ...]]:
+    """The density at which methods are compared, and the options that have no meaning then."""
+    given, unused = context.get_parameter_source("densities"), ("partitions", "reconstructions", "max_errors")
+    if given is not None and given.name == "DEFAULT":
+        return METHODS_DENSITY, (*unused, "qualities", "densities")
+    return numbers("densities", densities)[0], (*unused, "qualities")
+
+
+def _requests(prompts: list[str] | None, scenes: str | None, seed: int | None, shape: dict[str, Any]) -> list[Request]:
     from ..generate.run import Request
 
-    prompts, seed = given.prompt or [DEMO_PROMPT], 0
-    if given.scenes is not None:
-        if given.prompt:
+    texts, usual_seed = prompts or [DEMO_PROMPT], 0
+    if scenes is not None:
+        if prompts:
             raise InputError("--scenes together with --prompt: leave one of them out")
-        prompts, seed = held_out(given.scenes)
-    seed = seed if given.seed is None else given.seed
-    return [Request(text, seed, *clip_shape(given)) for text in prompts]
+        texts, usual_seed = held_out(scenes)
+    return [Request(text, usual_seed if seed is None else seed, **shape) for text in texts]
 
 
 def held_out(text: str) -> tuple[list[str], int]:

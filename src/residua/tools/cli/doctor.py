@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ...util import json_text
-from .app import command, console, readable_errors
+from .app import command, console
 
 
 @command(epilog="Examples:  residua doctor --json;  residua doctor --self-test")
@@ -20,11 +20,10 @@ def doctor(
     ] = False,
 ) -> None:
     """Show versions, CPU features, and which backends can run here, with the reason for each that cannot."""
-    with readable_errors():
-        if self_test:
-            _self_test(as_json)
-        else:
-            _report(as_json)
+    if self_test:
+        _self_test(as_json)
+    else:
+        _report(as_json)
 
 
 def _report(as_json: bool) -> None:

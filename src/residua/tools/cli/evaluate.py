@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 import typer
 
-from .app import command, console, readable_errors
+from .app import command, console
 
 INCOMPLETE = 3  # exit code: rows failed or are missing
 
 
 @command(epilog="Example:  residua evaluate examples/suite.toml --out runs/first")
 def evaluate(
-    context: typer.Context,
     suite: Annotated[Path, typer.Argument(help="TOML file: model, prompts, seeds, settings.")],
     out: Annotated[Path, typer.Option(help="Folder for rows, videos and report; an existing one is continued.")],
     ray: Annotated[
@@ -28,25 +26,20 @@ def evaluate(
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try failed rows again.")] = False,
 ) -> None:
     """Generate every prompt with every seed and setting, measure against dense, write the tables."""
-    with readable_errors():
-        _evaluate(SimpleNamespace(**context.params))
-
-
-def _evaluate(given: SimpleNamespace) -> None:
     # Imported here, so that other commands do not wait for it.
     from ..evaluate import require_packages
 
     require_packages()
-    from ..evaluate.run import Options, evaluate
+    from ..evaluate import run
     from ..evaluate.suite import read_suite
     from .evaluate_progress import live_table
 
-    suite = read_suite(given.suite)
+    wanted = read_suite(suite)
     # The command is part of the report, so it must not contain paths of this machine.
-    repeat = f"residua evaluate {given.suite.name} --out {given.out.name}"
-    options = Options(given.ray, given.extend, given.retry_failed, repeat)
-    with live_table(suite) as watcher:
-        found = evaluate(suite, given.out, options, watcher)
+    repeat = f"residua evaluate {suite.name} --out {out.name}"
+    options = run.Options(ray, extend, retry_failed, repeat)
+    with live_table(wanted) as watcher:
+        found = run.evaluate(wanted, out, options, watcher)
     console.print(
         f"{found.done} of {found.rows} rows done, {found.failed} failed; open {found.report} in a browser",
         soft_wrap=True,

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import InputError
-from .app import command, console, readable_errors, show, writable
-from .options import (
-    RECONSTRUCTIONS,
-    DenseLayers,
-    DenseSteps,
-    Device,
-    Dtype,
-    ForceFile,
-    Frames,
-    LpipsWeights,
-    MinTokens,
-    NoFloor,
-    Offload,
-    Steps,
-    alone,
-    clip_shape,
-    command_line,
-    dense_parts,
-)
+from .app import command, console, show, writable
+from .options import ForceFile, MethodOptions, PipelineOptions, command_line
 
 if TYPE_CHECKING:
     from ..generate.comparison import Comparison
@@ -45,96 +27,61 @@ def generate(
     context: typer.Context,
     prompt: Annotated[str, typer.Option(help="What to show.")],
     model: Annotated[str, typer.Option(help=MODEL_HELP)],
+    method: MethodOptions,
+    pipeline: PipelineOptions,
     out: Annotated[Path, typer.Option(help="The video, an .mp4 file.")] = Path("video.mp4"),
-    quality: Annotated[str | None, typer.Option(help="faithful, balanced or fast.")] = None,
-    density: Annotated[float | None, typer.Option(help="Share of dense attention that every head may spend.")] = None,
-    max_error: Annotated[
-        float | None, typer.Option(help="Bound on every head's error; each head spends at most --density.")
-    ] = None,
-    reconstruction: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(RECONSTRUCTIONS)}.", show_default="anchored")
-    ] = None,
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None,
-    size: Annotated[str | None, typer.Option(help="Width x height; default: the pipeline's.")] = None,
-    frames: Frames = None,
-    steps: Steps = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     fps: Annotated[int, typer.Option(min=1, help="Frames per second of the file.")] = 16,
     config: Annotated[Path | None, typer.Option(help="TOML with settings of the method.")] = None,
-    dense_steps: DenseSteps = None,
-    dense_layers: DenseLayers = None,
-    min_tokens: MinTokens = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    offload: Offload = "none",
     compare: Annotated[
         bool, typer.Option("--compare", help="Generate the dense video too, and write a report.")
     ] = False,
-    no_floor: NoFloor = False,
     time_stages: Annotated[
         bool, typer.Option("--time-stages", help="Report the time of every stage; slower on a GPU.")
     ] = False,
     vbench: Annotated[bool, typer.Option("--vbench", help="Also run VBench, if it is installed.")] = False,
-    lpips: LpipsWeights = None,
     force: ForceFile = False,
 ) -> None:
     """Generate a video with sparse attention; --compare generates the dense one too and compares them."""
-    with readable_errors():
-        _generate(context, SimpleNamespace(**context.params))
-
-
-def _generate(context: typer.Context, given: SimpleNamespace) -> None:
     # Imported here, so that other commands do not wait for it.
     from ...config import Config
+    from ..generate import compare as comparing
     from ..generate import loading, require_packages
-    from ..generate.compare import compare
     from ..generate.run import Request
     from ..metrics.video_quality import find_lpips
     from .progress import step_bars
 
     require_packages()
-    targets = _targets(given.out, given.compare, given.force)
-    placement = loading.Placement(given.device, given.dtype, given.offload)
-    image = None if given.image is None else _image(given.image)
-    request = Request(given.prompt, given.seed, *clip_shape(given), given.guidance, given.negative_prompt, image)
-    alone(
-        given.quality,
-        density=given.density,
-        max_error=given.max_error,
-        reconstruction=given.reconstruction,
-        config=given.config,
-    )
-    settings = replace(
-        dense_parts(given),
-        config=None if given.config is None else Config.from_toml(given.config),
-        density=given.density,
-        max_error=given.max_error,
-        reconstruction=given.reconstruction,
-        quality=given.quality,
-    )
-    lpips = find_lpips(given.lpips)
-    time_stages = given.time_stages or placement.torch_device.type == "cpu"
-    with loading.processes(placement.torch_device) as (rank, world):
-        pipe = loading.load(given.model, placement)
+    targets = _targets(out, compare, force)
+    placement = pipeline.placement()
+    first = None if image is None else _image(image)
+    request = Request(prompt, seed, **pipeline.shape(), guidance=guidance, negative_prompt=negative_prompt, image=first)
+    asked = method.given(config=config)
+    settings = pipeline.settings(config=None if config is None else Config.from_toml(config), **asked)
+    lpips = find_lpips(pipeline.lpips)
+    device = placement.torch_device
+    with loading.processes(device) as (rank, world):
+        pipe = loading.load(model, placement)
         loading.spread(pipe, world)
         with step_bars(quiet=rank > 0) as watch:
-            found = compare(
+            found = comparing.compare(
                 pipe,
-                given.model,
+                model,
                 request,
                 settings,
                 lpips=lpips,
                 watch=watch,
-                dense=given.compare,
-                time_stages=time_stages,
-                floor=not given.no_floor,
+                dense=compare,
+                time_stages=time_stages or device.type == "cpu",
+                floor=not pipeline.no_floor,
             )
     if rank == 0:
-        if given.vbench:
-            found = _with_vbench(found, given.fps, placement.torch_device.type)
-        _write(found, targets, given.fps, command_line(context), world)
+        if vbench:
+            found = _with_vbench(found, fps, device.type)
+        _write(found, targets, fps, command_line(context), world)
 
 
 def _targets(out: Path, compare: bool, force: bool) -> dict[str, Path]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,50 +14,89 @@ from ...errors import InputError
 
 if TYPE_CHECKING:
     from ...hosts import Settings
+    from ..generate.loading import Placement
 
-# Written out here: the modules that define them take seconds to import, and `--help` must be fast.
-RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
-CONCENTRATIONS = ("broad", "medium", "sparse")
 Number = TypeVar("Number", int, float)
 
-# Options of commands that generate videos.
 Model = Annotated[str, typer.Option(help="world, a hub id, or a folder.")]
 Prompts = Annotated[list[str] | None, typer.Option(help="May be given several times.")]
-Size = Annotated[str | None, typer.Option(help="Pixels: one side, or width x height.")]
-Frames = Annotated[int | None, typer.Option(min=1, help="Frames of the video.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Denoising steps.")]
-DenseSteps = Annotated[str | None, typer.Option(help="First steps that stay dense: 2, or a share.")]
-DenseLayers = Annotated[str | None, typer.Option(help="First layers that stay dense: 1, or a share.")]
-MinTokens = Annotated[int | None, typer.Option(min=0, help="Calls with fewer tokens stay dense.")]
-Dtype = Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-Offload = Annotated[str, typer.Option(help="none, model, sequential or group.")]
 LpipsWeights = Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors), to measure LPIPS too.")]
 NoFloor = Annotated[
     bool, typer.Option("--no-floor", help="Skip the second dense run (how far two dense runs are apart).")
 ]
 BackendName = Annotated[str, typer.Option(help="Backend name, or auto.")]
+ReconstructionName = Annotated[str, typer.Option(help="What stands for skipped pairs; a wrong name lists all.")]
 ForceFolder = Annotated[bool, typer.Option("--force", help="Replace results in a folder that exists.")]
 ForceFile = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
-def clip_shape(given: SimpleNamespace) -> tuple[int | None, int | None, int | None, int | None]:
-    """Steps, height, width and frames of `--steps`, `--size` and `--frames`, in the order of a Request."""
-    from ..generate.run import parse_size
+@dataclass(frozen=True)
+class MethodOptions:
+    """How close the sparse calls must stay to dense ones."""
 
-    height, width = (None, None) if given.size is None else parse_size(given.size)
-    return given.steps, height, width, given.frames
+    quality: Annotated[str | None, typer.Option(help="faithful, balanced or fast.", show_default="balanced")] = None
+    density: Annotated[
+        float | None, typer.Option(help="Instead of a quality: share of dense attention that every head may spend.")
+    ] = None
+    max_error: Annotated[
+        float | None, typer.Option(help="Bound on every head's error; each head spends at most --density.")
+    ] = None
+    reconstruction: Annotated[
+        str | None, typer.Option(help="What stands for skipped pairs; a wrong name lists all.", show_default="anchored")
+    ] = None
+
+    def given(self, **others: object) -> dict[str, Any]:
+        """The values as keywords of `Settings`. Refuses options, these and others, that would contradict --quality."""
+        values = {"density": self.density, "max_error": self.max_error, "reconstruction": self.reconstruction}
+        names = [f"--{name.replace('_', '-')}" for name, value in {**values, **others}.items() if value is not None]
+        if self.quality is not None and names:
+            raise InputError(
+                f"--quality {self.quality} together with {', '.join(names)}: a quality sets the method, its error "
+                "bound and its density; leave one of them out, or give --max-error and --density"
+            )
+        return {"quality": self.quality, **values}
 
 
-def dense_parts(given: SimpleNamespace) -> Settings:
-    """What stays dense: `--dense-steps`, `--dense-layers` and `--min-tokens`."""
-    from ...hosts import Settings
+@dataclass(frozen=True)
+class PipelineOptions:
+    """What the pipeline of a user generates, where it runs, and what stays dense."""
 
-    return Settings(
-        dense_steps=count_or_share("dense-steps", given.dense_steps),
-        dense_layers=count_or_share("dense-layers", given.dense_layers),
-        min_tokens=given.min_tokens,
-    )
+    size: Annotated[
+        str | None, typer.Option(help="Pixels: width x height, or one side.", show_default="the pipeline's")
+    ] = None
+    frames: Annotated[int | None, typer.Option(min=1, help="Frames of the video.")] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps.")] = None
+    dense_steps: Annotated[str | None, typer.Option(help="First steps that stay dense: 2, or a share.")] = None
+    dense_layers: Annotated[str | None, typer.Option(help="First layers that stay dense: 1, or a share.")] = None
+    min_tokens: Annotated[int | None, typer.Option(min=0, help="Calls with fewer tokens stay dense.")] = None
+    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
+    offload: Annotated[str, typer.Option(help="none, model, sequential or group.")] = "none"
+    lpips: LpipsWeights = None
+    no_floor: NoFloor = False
+
+    def shape(self) -> dict[str, Any]:
+        """Steps and size of the clip, as keywords of a `Request`."""
+        from ..generate.run import parse_size
+
+        height, width = (None, None) if self.size is None else parse_size(self.size)
+        return {"steps": self.steps, "height": height, "width": width, "frames": self.frames}
+
+    def placement(self) -> Placement:
+        from ..generate.loading import Placement
+
+        return Placement(self.device, self.dtype, self.offload)
+
+    def settings(self, **method: Any) -> Settings:
+        """What is asked of the pipeline: the method, as keywords, and what stays dense."""
+        from ...hosts import Settings
+
+        return Settings(
+            **method,
+            dense_steps=count_or_share("dense-steps", self.dense_steps),
+            dense_layers=count_or_share("dense-layers", self.dense_layers),
+            min_tokens=self.min_tokens,
+        )
 
 
 def count_or_share(name: str, text: str | None) -> float | None:
@@ -94,16 +133,6 @@ def words(name: str, text: str) -> list[str]:
     if not parts:
         raise InputError(f"--{name} {text!r}: wanted at least one value")
     return parts
-
-
-def alone(quality: str | None, **others: object) -> None:
-    """Refuses options that would contradict --quality, which sets the error bound and the density."""
-    given = [f"--{name.replace('_', '-')}" for name, value in others.items() if value is not None]
-    if quality is not None and given:
-        raise InputError(
-            f"--quality {quality} together with {', '.join(given)}: a quality sets the method, its error "
-            "bound and its density; leave one of them out, or give --max-error and --density"
-        )
 
 
 def command_line(context: typer.Context, leave_out: tuple[str, ...] = ("out", "force")) -> str:

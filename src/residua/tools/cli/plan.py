@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...util import json_text
-from .app import command, readable_errors, show, writable
+from .app import command, show, writable
 
 
 @command(
@@ -33,18 +33,17 @@ def plan(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Estimate tokens, FLOPs, memory and time of a generation as `accelerate` runs it; nothing is run."""
-    with readable_errors():
-        from ..plan import make_plan
+    from ..plan import make_plan
 
-        target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
-        made = make_plan(model, size, frames, steps, density, gpu, quality=quality, paper=paper, offload=offload)
-        if json_path == "-":
-            typer.echo(json_text.dumps(made.to_dict(), indent=2))
-            return
-        from ..plan.render import render
+    target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
+    made = make_plan(model, size, frames, steps, density, gpu, quality=quality, paper=paper, offload=offload)
+    if json_path == "-":
+        typer.echo(json_text.dumps(made.to_dict(), indent=2))
+        return
+    from ..plan.render import render
 
-        try:
-            show(render(made))
-        finally:  # whoever reads the table may have closed the pipe, as `head` does
-            if target is not None:
-                json_text.write_json(target, made.to_dict())
+    try:
+        show(render(made))
+    finally:  # whoever reads the table may have closed the pipe, as `head` does
+        if target is not None:
+            json_text.write_json(target, made.to_dict())

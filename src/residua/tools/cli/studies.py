@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import InputError
-from .app import command, readable_errors
+from .app import command
 from .options import BackendName, ForceFolder, command_line, words
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ def analyze(
     force: ForceFolder = False,
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
-    with readable_errors():
-        from ..studies.diagnostics.report import analyze as study
+    from ..studies.diagnostics.report import analyze as study
 
-        run_study(study, context, settings(context, paper=True))
+    run_study(study, context, settings(context, paper=True))
 
 
 @command(epilog="Example:  residua ablate captures --out residua-ablate")
@@ -63,10 +62,9 @@ def ablate(
     force: ForceFolder = False,
 ) -> None:
     """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
-    with readable_errors():
-        from ..studies.ablations.report import ablate as study
+    from ..studies.ablations.report import ablate as study
 
-        run_study(study, context, settings(context, paper=True))
+    run_study(study, context, settings(context, paper=True))
 
 
 @command(epilog="Example:  residua reconstructions captures --out residua-reconstructions")
@@ -82,10 +80,9 @@ def reconstructions(
     force: ForceFolder = False,
 ) -> None:
     """Compare reconstructions at equal cost, the parts of "anchored", and the estimates of the error."""
-    with readable_errors():
-        from ..studies.reconstructions.report import compare_reconstructions
+    from ..studies.reconstructions.report import compare_reconstructions
 
-        run_study(compare_reconstructions, context, settings(context))
+    run_study(compare_reconstructions, context, settings(context))
 
 
 @command(epilog="Example:  residua budgets captures --out residua-budgets")
@@ -98,10 +95,9 @@ def budgets(
     force: ForceFolder = False,
 ) -> None:
     """Compare one budget shared by all heads with the same density for each, at 2 to 8 % on average."""
-    with readable_errors():
-        from ..studies.budgets.report import compare_budgets
+    from ..studies.budgets.report import compare_budgets
 
-        run_study(compare_budgets, context, settings(context))
+    run_study(compare_budgets, context, settings(context))
 
 
 @command(epilog="Example:  residua baselines captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
@@ -119,17 +115,16 @@ def baselines(
     force: ForceFolder = False,
 ) -> None:
     """Compare training-free sparse attention at matched density: error, pairs, products and time."""
-    with readable_errors():
-        import torch
+    import torch
 
-        from ..studies.baselines import chosen_methods, compare_baselines
+    from ..studies.baselines import chosen_methods, compare_baselines
 
-        chosen = chosen_methods(None if methods is None else words("methods", methods))
-        query_groups, kv_groups = (None, None) if groups is None else _two_counts(groups)
-        config = settings(context).replace(query_groups=query_groups, kv_groups=kv_groups)
-        if threads is not None:
-            torch.set_num_threads(threads)
-        run_study(compare_baselines, context, config, methods=chosen, repeats=repeats)
+    chosen = chosen_methods(None if methods is None else words("methods", methods))
+    query_groups, kv_groups = (None, None) if groups is None else _two_counts(groups)
+    config = settings(context).replace(query_groups=query_groups, kv_groups=kv_groups)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    run_study(compare_baselines, context, config, methods=chosen, repeats=repeats)
 
 
 def _two_counts(groups: str) -> tuple[int, int]:

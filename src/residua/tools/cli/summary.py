@@ -58,16 +58,16 @@ def summary(comparison: Comparison) -> Group:
     amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
     row(f"{unit} of the transformer", *amounts)
     for title, metric, form in METRICS:
-        # The dense column shows the floor: a second dense video against the first.
+        # The dense column shows the noise floor: a second dense video against the first.
         lowest = None if comparison.floor is None else floor_text(comparison.floor, metric, form)
-        row(title + (" (dense: the floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
+        row(title + (" (dense: the noise floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
     for line in _physics(comparison):
         row(*line)
     row("backend", None, ", ".join(total.backends) or None)
     # Without a dense video nothing needs an explanation.
     reasons = [] if dense is None else [f"not measured: {name}: {why}" for name, why in found.not_measured.items()]
     if comparison.floor is not None:
-        reasons.insert(0, f"the floor: {FLOOR}")
+        reasons.insert(0, f"the noise floor: {FLOOR}")
     heading = Text(f"{comparison.headline} ({comparison.tokens:,} video tokens)", style="bold")
     return Group(heading, table, *(Text(reason, style="dim") for reason in reasons))
 

@@ -4,33 +4,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import InputError
 from ...world.held_out import TUNING_PROMPTS
-from .app import command, console, figures, readable_errors, show, writable
-from .options import (
-    DenseLayers,
-    DenseSteps,
-    Device,
-    Dtype,
-    ForceFile,
-    Frames,
-    LpipsWeights,
-    MinTokens,
-    Model,
-    NoFloor,
-    Offload,
-    Prompts,
-    Size,
-    clip_shape,
-    command_line,
-    dense_parts,
-    words,
-)
+from .app import command, console, figures, show, writable
+from .options import ForceFile, Model, PipelineOptions, Prompts, command_line, words
 
 if TYPE_CHECKING:
     from ..generate.run import Request
@@ -38,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPT_BYTES = 1 << 20
 PROMPTS = TUNING_PROMPTS[:2], TUNING_PROMPTS[2:4]  # for the search and for the check, unless others are given
-TARGETS = ("psnr", "lpips", "error")
 
 
 @command(
@@ -47,6 +27,7 @@ TARGETS = ("psnr", "lpips", "error")
 )
 def tune(
     context: typer.Context,
+    pipeline: PipelineOptions,
     model: Model = "world",
     target_psnr: Annotated[float | None, typer.Option(help="At least this PSNR in dB on every video.")] = None,
     target_lpips: Annotated[float | None, typer.Option(help="At most this LPIPS on every video.")] = None,
@@ -59,27 +40,14 @@ def tune(
         Path | None, typer.Option(help="Prompts for the check; default: the same with another seed.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds for every prompt, comma separated.")] = "0",
-    steps: Annotated[int | None, typer.Option(min=1, help="As in your runs; fewer are faster.")] = None,
-    size: Size = None,
-    frames: Frames = None,
     tries: Annotated[int, typer.Option(min=1, help="Number of settings to try at most.")] = 7,
-    dense_steps: DenseSteps = None,
-    dense_layers: DenseLayers = None,
-    min_tokens: MinTokens = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    offload: Offload = "none",
-    lpips: LpipsWeights = None,
-    no_floor: NoFloor = False,
     out: Annotated[Path, typer.Option(help="The profile, a .toml file.")] = Path("profile.toml"),
     force: ForceFile = False,
 ) -> None:
-    """Find the cheapest setting that keeps a target on your prompts, and write it as a profile."""
-    with readable_errors():
-        _tune(context, SimpleNamespace(**context.params))
+    """Find the cheapest setting that keeps a target on your prompts, and write it as a profile.
 
-
-def _tune(context: typer.Context, given: SimpleNamespace) -> None:
+    Take the steps of your runs; fewer are faster.
+    """
     # Imported here, so that other commands do not wait for it.
     from ...util.files import publish_files
     from ..generate import loading, require_packages
@@ -89,16 +57,20 @@ def _tune(context: typer.Context, given: SimpleNamespace) -> None:
     from .progress import step_bars
 
     require_packages()
-    target = _target(given)
-    if given.out.suffix.lower() != ".toml":
-        raise InputError(f"--out {given.out}: wanted a name that ends in .toml")
-    writable(given.out, given.force)
-    facts, tuning, held_out = _requests(given)
-    base = dense_parts(given)
-    lpips = find_lpips(given.lpips)
+    target = _target(psnr=target_psnr, lpips=target_lpips, error=target_error)
+    if out.suffix.lower() != ".toml":
+        raise InputError(f"--out {out}: wanted a name that ends in .toml")
+    writable(out, force)
+    facts, tuning, verifying = _requests(
+        pipeline,
+        [*(prompt or []), *_read_prompts("prompts", prompts)],
+        _read_prompts("held-out", held_out),
+        [_seed(word) for word in words("seeds", seeds)],
+    )
+    lpips = find_lpips(pipeline.lpips)
     if target.metric == "lpips" and isinstance(lpips, str):
         raise InputError(f"--target-lpips: {lpips}")
-    pipe = loading.load(given.model, loading.Placement(given.device, given.dtype, given.offload))
+    pipe = loading.load(model, pipeline.placement())
 
     def hear(where: str, trial: Trial) -> None:
         verdict = "keeps" if trial.kept else "misses"
@@ -112,63 +84,58 @@ def _tune(context: typer.Context, given: SimpleNamespace) -> None:
         with step_bars() as watch:
             tuned = search(
                 pipe,
-                given.model,
+                model,
                 tuning,
-                held_out,
+                verifying,
                 target,
-                base,
+                pipeline.settings(),
                 lpips=lpips,
                 watch=watch,
                 log=log,
-                tries=given.tries,
-                floor=not given.no_floor,
+                tries=tries,
+                floor=not pipeline.no_floor,
             )
     finally:
-        _print_table(given.model, target, log)
-    profile = make_profile(pipe, given.model, tuned, {**facts, "command": command_line(context)})
-    publish_files({given.out: profile.to_toml().encode()})
+        _print_table(model, target, log)
+    profile = make_profile(pipe, model, tuned, {**facts, "command": command_line(context)})
+    publish_files({out: profile.to_toml().encode()})
     config = tuned.chosen.config
     console.print(
         f"{target}: density {config.density:g}, guard {config.max_error:g}; "
         f"{target.text(tuned.chosen.worst)} on the tuning clips, {target.text(tuned.verified.worst)} on the "
         "held-out ones"
     )
-    console.print(f"wrote {given.out}: residua.accelerate(pipe, profile={str(given.out)!r})", soft_wrap=True)
+    console.print(f"wrote {out}: residua.accelerate(pipe, profile={str(out)!r})", soft_wrap=True)
 
 
-def _requests(given: SimpleNamespace) -> tuple[dict[str, Any], list[Request], list[Request]]:
+def _requests(
+    pipeline: PipelineOptions, prompts: list[str], others: list[str], seeds: list[int]
+) -> tuple[dict[str, Any], list[Request], list[Request]]:
     """What the profile says about the clips, the clips for the search, and those for the check."""
     from ..generate.run import Request
 
-    shape = clip_shape(given)
-    _, height, width, _ = shape
-    prompts = [*(given.prompt or []), *_read_prompts("prompts", given.prompts)]
-    others = _read_prompts("held-out", given.held_out) or prompts or list(PROMPTS[1])
+    shape = pipeline.shape()
+    others = others or prompts or list(PROMPTS[1])
     prompts = prompts or list(PROMPTS[0])
-    seeds = [_seed(word) for word in words("seeds", given.seeds)]
     other_seeds = [max(seeds) + 1 + place for place in range(len(seeds))]
     facts = {
         "prompts": prompts,
         "seeds": seeds,
         "held_out_prompts": others,
         "held_out_seeds": other_seeds,
-        "steps": given.steps,
-        "height": height,
-        "width": width,
-        "frames": given.frames,
-        "dtype": given.dtype,
+        **shape,
+        "dtype": pipeline.dtype,
     }
     return (
         facts,
-        [Request(text, seed, *shape) for text in prompts for seed in seeds],
-        [Request(text, seed, *shape) for text in others for seed in other_seeds],
+        [Request(text, seed, **shape) for text in prompts for seed in seeds],
+        [Request(text, seed, **shape) for text in others for seed in other_seeds],
     )
 
 
-def _target(given: SimpleNamespace) -> Target:
+def _target(**asked: float | None) -> Target:
     from ..generate.tune import Target
 
-    asked = {name: getattr(given, f"target_{name}") for name in TARGETS}
     found = [Target(name, value) for name, value in asked.items() if value is not None]
     if len(found) != 1:
         raise InputError(
@@ -213,13 +180,13 @@ def _print_table(model: str, target: Target, log: Log) -> None:
         floor = log.floors.get(where)
         if floor:
             psnr, lpips = _number(floor.get("psnr"), "{:.2f}"), _number(floor.get("lpips"))
-            table.add_row(f"{where}: floor", "", "", "", "", psnr, lpips, "", "", "")
+            table.add_row(f"{where}: noise floor", "", "", "", "", psnr, lpips, "", "", "")
         for trial in trials:
             table.add_row(where, *_cells(trial))
     if table.row_count:
         show(table)
     if any(log.floors.values()):
-        console.print(f"the floor: {MEANING}", soft_wrap=True)
+        console.print(f"the noise floor: {MEANING}", soft_wrap=True)
 
 
 def _cells(trial: Trial) -> list[str]:

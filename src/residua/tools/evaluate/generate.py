@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import socket
 import traceback
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,15 @@ import torch
 
 from ...errors import InputError, IntegrationError
 from ...hosts import Report, ReportRow
-from ...hosts.diffusers.accelerate import accelerate_with
 from ...util.files import OutputError
 from ..generate import loading
-from ..generate.compare import warm_up
-from ..generate.comparison import Comparison, Timed, machine
-from ..generate.floor import another_order
-from ..generate.flops import counted_passes
-from ..generate.run import Generation, Request, generate
+from ..generate.compare import Run, generate_once, warm_up
+from ..generate.comparison import machine, total_pflops, video_tokens, why_all_dense
+from ..generate.run import Request
 from ..generate.videos import encode_mp4, enlarged, to_pixels
-from ..metrics.video_quality import VideoQuality
 from .records import MADE, STOP, Job, Record, clip_record, reason_of
 from .rows import Row
 from .store import FAILED
-from .suite import Setting
 
 
 class StopError(Exception):
@@ -98,7 +92,8 @@ class Generate:
         request = suite.generation.request(row.prompt, row.seed, _image(row.image))
         self._warm_up(pipe, request)
         setting = suite.setting(row.setting)
-        clip, report, passes = _run(pipe, setting, request)
+        run = generate_once(pipe, request, setting.asked, reordered=setting.is_floor)
+        clip = run.clip
         frames = clip.frames.astype(np.float16)
         pixels = to_pixels(frames.astype(np.float32))
         self._store.write_video(row, encode_mp4(enlarged(pixels), suite.generation.fps))
@@ -115,7 +110,7 @@ class Generate:
             "frames": pixels.shape[0],
             "height": pixels.shape[1],
             "width": pixels.shape[2],
-            **self._accounts(report, setting, row, clip, passes),
+            **self._accounts(run),
         }
         self._store.log(row.id, f"made in {clip.seconds:.2f} s: {row.video}")
         return result, frames
@@ -138,43 +133,25 @@ class Generate:
             self._linear_flops = warm_up(pipe, request, settings[0], lambda name: lambda done, total: None)
             self._warm = True
 
-    def _accounts(
-        self, report: Report | None, setting: Setting, row: Row, clip: Generation, passes: int
-    ) -> dict[str, Any]:
+    def _accounts(self, run: Run) -> dict[str, Any]:
         """What the sparse calls did; empty for dense attention, which has no report."""
-        if report is None or setting.asked is None:
+        report, linear = run.report, self._linear_flops
+        if report is None:
             return {}
-        timed = Timed(clip, (clip.seconds,), (clip.cpu_seconds,), (clip.waited,))
-        request = self._job.suite.generation.request(row.prompt, row.seed)
-        told = Comparison(
-            self._job.suite.model,
-            request,
-            setting.asked,
-            timed,
-            None,
-            passes,
-            report,
-            VideoQuality.nothing("measured later"),
-        )
         total = report.total
         return {
             "density": total.density,
             "cost": total.cost,
             "error": total.error,
-            "tokens": told.tokens,
+            "tokens": video_tokens(report),
             "sparse_calls": total.sparse,
             "dense_calls": total.dense_calls,
-            "notes": told.all_dense or "",
-            "pflops": self._pflops(told, passes, dense=False),
-            "dense_pflops": self._pflops(told, passes, dense=True),
+            "notes": why_all_dense(report) or "",
+            "pflops": total_pflops(report, run.passes, linear, dense=False),
+            "dense_pflops": total_pflops(report, run.passes, linear, dense=True),
             "layers": _parts(report, "layers"),
             "steps": _parts(report, "steps"),
         }
-
-    def _pflops(self, told: Comparison, passes: int, dense: bool) -> float | None:
-        if self._linear_flops is None:
-            return None
-        return (told.attention_flops(dense) + passes * self._linear_flops) / 1e15
 
 
 def hash_pixels(pixels: np.ndarray) -> str:
@@ -187,16 +164,6 @@ def hardware() -> str:
     """The hardware that made a clip: times of two rows are only comparable if it is the same."""
     found = machine()
     return ", ".join([*found["gpus"][:1]] or [f"{found['cpu']}, {found['threads']} threads"])
-
-
-def _run(pipe: Any, setting: Setting, request: Request) -> tuple[Generation, Report | None, int]:
-    if setting.asked is None:
-        order: AbstractContextManager[None] = another_order(pipe) if setting.is_floor else nullcontext()
-        with order, counted_passes(pipe) as passes:
-            return generate(pipe, request), None, passes.count
-    with accelerate_with(pipe, setting.asked) as handle, counted_passes(pipe) as passes:
-        clip = generate(pipe, request)
-        return clip, handle.report(), passes.count
 
 
 def _image(path: str | None) -> Any:

@@ -4,8 +4,6 @@ scores."""
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 import io
 import json
 import math
@@ -18,11 +16,10 @@ import torch
 from ...errors import InputError
 from ...util.files import publish_files
 from ...util.json_text import is_finite
-from ..metrics.vbench import DIMENSIONS
+from ..metrics.vbench import DIMENSIONS, run_benchmark
 from .suite import Suite
 
 MAX_SCORE_BYTES = 256 << 20
-CLASSES = {"vbench": ("vbench", "VBench"), "pbench": ("pbench", "PBench")}  # module, class; same interface
 SCORED = {
     "vbench": DIMENSIONS,
     "pbench": (
@@ -33,10 +30,6 @@ SCORED = {
         "overall_consistency",
         "subject_consistency",
     ),
-}
-HINT = {
-    "vbench": "VBench is not installed: pip install vbench, in an environment of its own",
-    "pbench": "PBench is not installed: it is `predict` of github.com/SHI-Labs/physical-ai-bench",
 }
 PERCENT = ("imaging_quality",)  # both give it out of 1 for all videos, and out of 100 for each
 RowScores = dict[str, dict[str, float]]  # row id -> name -> score
@@ -80,42 +73,12 @@ def _cached(
         kept = _json(path)
         if isinstance(kept, dict) and kept.get("hashes") == hashes and isinstance(kept.get("results"), dict):
             return dict(kept["results"])
-    found = run_scorer(name, folder / "videos" / setting, rows, folder / "scores", device)
+    videos, prompts = folder / "videos" / setting, {Path(row["video"]).name: row["prompt"] for row in rows}
+    label = f"{name}-{setting}"
+    found = run_benchmark(name, videos, SCORED[name], folder / "scores", device, label, prompts)
     if not isinstance(found, str):
         publish_files({path: json.dumps({"hashes": hashes, "results": found}).encode()})
     return found
-
-
-def run_scorer(
-    name: str, videos: Path, rows: Sequence[Mapping[str, Any]], scratch: Path, device: str
-) -> dict[str, Any] | str:
-    """Runs VBench or PBench on a folder of videos. Returns its results as it wrote them, or the reason for
-    none."""
-    module, class_name = CLASSES[name]
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        return HINT[name]
-    scratch.mkdir(exist_ok=True)
-    prompts = {Path(row["video"]).name: row["prompt"] for row in rows}  # they put the folder before the name
-    try:
-        scorer = getattr(importlib.import_module(module), class_name)(
-            device, str(Path(spec.origin).with_name("VBench_full_info.json")), str(scratch)
-        )
-        scorer.evaluate(
-            videos_path=str(videos),
-            name=f"{name}-{videos.name}",
-            dimension_list=list(SCORED[name]),
-            prompt_list=prompts,
-            mode="custom_input",
-        )
-    # It downloads and runs models: whatever that raises must not lose hours of videos.
-    except Exception as error:
-        return f"{class_name} failed ({type(error).__name__}: {error})"
-    results = scratch / f"{name}-{videos.name}_eval_results.json"
-    if not results.is_file():
-        return f"{class_name} ran and wrote no results"
-    found = _json(results)
-    return found if isinstance(found, dict) else f"{class_name} wrote results in a form that is not known"
 
 
 def from_results(results: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], prefix: str) -> RowScores:

@@ -13,10 +13,11 @@ from ...baselines.methods import method_names
 from ...config import read_toml
 from ...errors import InputError
 from ...hosts import QUALITIES, Settings
+from ...util.spelling import did_you_mean
 from ..generate.loading import DTYPES, OFFLOADS, WORLD, looks_like_a_path
 from ..generate.run import Request, parse_size
 from .prompts import Prompt, read_prompts
-from .tables import TomlTable, did_you_mean
+from .tables import TomlTable
 
 DENSE, FLOOR = "dense", "dense again"
 SCORERS = ("vbench", "pbench")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError
+from ...util.spelling import did_you_mean
 
 KINDS = {
     str: "text in quotes",
@@ -16,12 +16,6 @@ KINDS = {
     list: "a list [...]",
     dict: "a table",
 }
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """'; did you mean ...?' where one of the known names is close, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class TomlTable:

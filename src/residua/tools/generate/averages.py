@@ -1,14 +1,167 @@
-"""Means over the prompts, as the tables of `tradeoff` and `method_table` show them."""
+"""Many clips, then averages: every prompt dense, then with every setting, and a row of means for each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from ..metrics.physics import mean_dense_physics, mean_physics
-from ..metrics.video_quality import METRICS
+from ...hosts import Settings
+from ..metrics.physics import PhysicsRow, mean_dense_physics, mean_physics
+from ..metrics.video_quality import METRICS, Lpips
+from .compare import Watch, compare_with, dense_baseline
 from .comparison import Baseline, Comparison
+from .floor import NAME as DENSE_AGAIN
+from .run import Request
+
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to generate, averaged over the prompts; None: not measured for all of them."""
+
+    name: str
+    settings: Settings | None = None  # None: dense
+    density: float | None = None
+    cost: float | None = None  # of the sparse calls, as a share of dense attention
+    psnr: float | None = None
+    ssim: float | None = None
+    gmsd: float | None = None
+    lpips: float | None = None
+    error: float | None = None  # of attention, as estimated by the method itself
+    pflops: float | None = None
+    speedup: float | None = None
+    cpu_speedup: float | None = None  # in processor time, which other work on the machine distorts least
+    seconds: float | None = None
+    waiting: float | None = None  # share of the time in which other work had the core
+    spread: dict[str, tuple[float, float]] = field(default_factory=dict)  # lowest and highest value of the prompts
+    scores: dict[str, float] = field(default_factory=dict)  # VBench's scores, and PBench's
+    parts: dict[str, float] = field(default_factory=dict)  # seconds by part; empty unless stages were timed
+    physics: PhysicsRow | None = None  # None: not the model in the box
+
+    def figures(self) -> dict[str, Any]:
+        """Everything that was measured, as plain values."""
+        values = asdict(self)
+        del values["name"], values["settings"]
+        return values
+
+
+@dataclass(frozen=True)
+class ClipSet:
+    """Requests of one pipeline with their dense clips, which sparse ones are compared with."""
+
+    pipe: Any
+    model: str
+    requests: Sequence[Request]
+    baselines: Sequence[Baseline]
+    lpips: Lpips | str
+    watch: Watch
+
+    @classmethod
+    def generate(
+        cls,
+        pipe: Any,
+        model: str,
+        requests: Sequence[Request],
+        first: Settings,
+        lpips: Lpips | str,
+        watch: Watch,
+        *,
+        floor: bool,
+        split: bool = False,
+    ) -> ClipSet:
+        """The dense clips.
+
+        Args:
+            pipe: The pipeline, not accelerated.
+            model: Its name.
+            requests: What to generate, one per prompt.
+            first: The settings of the warm-up.
+            lpips: A network, or the reason why there is none.
+            watch: Called with the name of each run.
+            floor: Whether dense runs twice, to measure how far two dense runs are apart.
+            split: Whether the share of attention in the time of a dense step is measured.
+        """
+        baselines = [
+            dense_baseline(pipe, request, first, watch, split=split, floor=floor, lpips=lpips) for request in requests
+        ]
+        return cls(pipe, model, requests, baselines, lpips, watch)
+
+    def compare(self, name: str, settings: Settings, time_stages: bool = False) -> list[Comparison]:
+        """Every request with these settings, against its dense clip."""
+        return [
+            compare_with(
+                dense,
+                self.pipe,
+                self.model,
+                request,
+                settings,
+                lpips=self.lpips,
+                progress=self.watch(name),
+                time_stages=time_stages,
+            )
+            for request, dense in zip(self.requests, self.baselines, strict=True)
+        ]
+
+    def rows_so_far(
+        self, todo: Sequence[tuple[str, Settings]], time_stages: bool = False
+    ) -> Iterator[tuple[list[Row], list[Comparison]]]:
+        """Yields all rows and the last comparisons after each setting, so that a run that is interrupted keeps its
+        results. Dense comes first, then the second dense run if there was one."""
+        rows: list[Row] = []
+        for name, settings in todo:
+            found = self.compare(name, settings, time_stages)
+            if not rows:
+                rows += self._dense_rows(found)
+            rows.append(_sparse_row(name, settings, found))
+            yield rows, found
+
+    def _dense_rows(self, found: Sequence[Comparison]) -> list[Row]:
+        """Dense attention has no distance from itself and no error."""
+        seconds, pflops = (
+            fmean(dense.timed.median for dense in self.baselines),
+            mean([one.pflops(dense=True) for one in found]),
+        )
+        attention = mean([dense.attention_share for dense in self.baselines])
+        parts = {}
+        if attention is not None:
+            parts = {"rest of the model": (1 - attention) * seconds, "dense": attention * seconds}
+        dense = Row(
+            DENSE,
+            density=1.0,
+            cost=1.0,
+            pflops=pflops,
+            speedup=1.0,
+            cpu_speedup=1.0,
+            seconds=seconds,
+            parts=parts,
+            physics=mean_dense_physics([one.physics for one in found]),
+        )
+        floors = [one.floor for one in self.baselines if one.floor is not None]
+        if not floors:
+            return [dense]
+        again: dict[str, Any] = {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
+        return [dense, Row(DENSE_AGAIN, density=1.0, cost=1.0, pflops=pflops, **again)]
+
+
+def _sparse_row(name: str, settings: Settings, found: Sequence[Comparison]) -> Row:
+    figures = {
+        **{metric: [getattr(one.quality, metric) for one in found] for metric in METRICS},
+        "density": [one.density for one in found],
+        "cost": [one.cost for one in found],
+        "error": [one.report.total.error for one in found],
+        "pflops": [one.pflops(dense=False) for one in found],
+        "speedup": [one.speedup for one in found],
+        "cpu_speedup": [one.cpu_speedup for one in found],
+        "seconds": [one.sparse.median for one in found],
+        "waiting": [one.waiting for one in found],
+    }
+    means: dict[str, Any] = {figure: mean(values) for figure, values in figures.items()}
+    spread = {figure: (min(values), max(values)) for figure, values in figures.items() if means[figure] is not None}
+    physics = mean_physics([one.physics for one in found])
+    return Row(name, settings, **means, spread=spread, parts=_parts(found), physics=physics)
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -17,36 +170,17 @@ def mean(values: Sequence[float | None]) -> float | None:
     return fmean(known) if len(known) == len(values) else None
 
 
-def sparse_figures(found: Sequence[Comparison]) -> dict[str, Any]:
-    """The figures of one setting, by the names that rows of both tables have."""
-    return {
-        **{name: mean([getattr(one.quality, name) for one in found]) for name in METRICS},
-        "density": mean([one.density for one in found]),
-        "cost": mean([one.cost for one in found]),
-        "error": mean([one.report.total.error for one in found]),
-        "pflops": mean([one.pflops(dense=False) for one in found]),
-        "speedup": mean([one.speedup for one in found]),
-        "seconds": fmean(one.sparse.median for one in found),
-        "physics": mean_physics([one.physics for one in found]),
-    }
-
-
-def dense_figures(found: Sequence[Comparison], baselines: Sequence[Baseline]) -> dict[str, Any]:
-    """The same for dense attention, which has no distance from itself and no error."""
-    return {
-        **dict.fromkeys((*METRICS, "error")),
-        "density": 1.0,
-        "cost": 1.0,
-        "pflops": mean([one.pflops(dense=True) for one in found]),
-        "speedup": 1.0,
-        "seconds": fmean(dense.timed.median for dense in baselines),
-        "physics": mean_dense_physics([one.physics for one in found]),
-    }
-
-
-def mean_floor(baselines: Sequence[Baseline]) -> dict[str, Any] | None:
-    """Mean PSNR, SSIM, GMSD and LPIPS of the second dense runs over the prompts; None if there were none."""
-    floors = [one.floor for one in baselines if one.floor is not None]
-    if not floors:
-        return None
-    return {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
+def _parts(found: Sequence[Comparison]) -> dict[str, float]:
+    """Mean seconds of each part of a generation; empty if stages were not timed."""
+    if not all(one.report.total.stages for one in found):
+        return {}
+    parts: dict[str, float] = {}
+    for one in found:
+        total = one.report.total
+        inside = dict(total.stages)
+        inside["dense"] = total.dense_seconds
+        inside["layout"] = max(0.0, total.sparse_seconds - sum(total.stages.values()))
+        inside["rest of the model"] = max(0.0, one.sparse.clip.seconds - total.seconds)
+        for name, seconds in inside.items():
+            parts[name] = parts.get(name, 0.0) + seconds / len(found)
+    return parts

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...hosts import Report, Settings
@@ -14,12 +15,40 @@ from ..metrics.physics import run_physics
 from ..metrics.video_quality import Lpips, VideoQuality, quality
 from .comparison import Baseline, Comparison, Timed
 from .floor import NAME as DENSE_AGAIN
-from .floor import measure_floor
+from .floor import another_order, measure_floor
 from .flops import counted_passes
 from .run import Generation, Progress, Request, generate
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
 Watch = Callable[[str], Progress]  # from the name of a run to the function that receives its steps
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation and what its attention calls did; `report` is None for dense attention."""
+
+    clip: Generation
+    report: Report | None
+    passes: int  # forward passes of the transformers
+
+
+def generate_once(
+    pipe: Any,
+    request: Request,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    *,
+    time_stages: bool = False,
+    reordered: bool = False,
+) -> Run:
+    """Runs the pipeline once: sparse with these settings, dense without any, and with the keys of dense attention
+    in another order if it is `reordered`."""
+    if settings is None:
+        order: AbstractContextManager[None] = another_order(pipe) if reordered else nullcontext()
+        with order, counted_passes(pipe) as passes:
+            return Run(generate(pipe, request, progress), None, passes.count)
+    with accelerate_with(pipe, settings, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
+        return Run(generate(pipe, request, progress), handle.report(), passes.count)
 
 
 def compare(
@@ -42,33 +71,28 @@ def compare(
     for _ in range(repeats):
         if dense:
             dense_runs.append(generate(pipe, request, watch("dense")))
-        with accelerate_with(pipe, settings, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
-            sparse_runs.append(generate(pipe, request, watch("sparse")))
-            report = handle.report()
+        sparse_runs.append(generate_once(pipe, request, settings, watch("sparse"), time_stages=time_stages))
     baseline = None
     if dense:
         again = _floor(pipe, request, dense_runs[-1], lpips, watch) if floor else None
         baseline = Baseline(Timed.of(dense_runs), linear_flops, floor=again)
-    sparse = Timed.of(sparse_runs)
-    return _compared(pipe, model, request, settings, sparse, baseline, passes.count, report, lpips)
+    return _compared(pipe, model, request, settings, sparse_runs, baseline, lpips)
 
 
-def against(
+def compare_with(
+    baseline: Baseline,
     pipe: Any,
     model: str,
     request: Request,
     settings: Settings,
-    baseline: Baseline,
     *,
     lpips: Lpips | str,
-    steps: Progress,
+    progress: Progress,
     time_stages: bool = False,
 ) -> Comparison:
     """One more sparse generation, compared with a dense one that exists already."""
-    with accelerate_with(pipe, settings, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
-        run = generate(pipe, request, steps)
-        report = handle.report()
-    return _compared(pipe, model, request, settings, Timed.of([run]), baseline, passes.count, report, lpips)
+    run = generate_once(pipe, request, settings, progress, time_stages=time_stages)
+    return _compared(pipe, model, request, settings, [run], baseline, lpips)
 
 
 def dense_baseline(
@@ -119,15 +143,16 @@ def _compared(
     model: str,
     request: Request,
     settings: Settings,
-    sparse: Timed,
+    runs: Sequence[Run],
     dense: Baseline | None,
-    passes: int,
-    report: Report,
     lpips: Lpips | str,
 ) -> Comparison:
-    found = VideoQuality.nothing("there is no dense video to compare with")
-    if dense is not None:
-        found = quality(sparse.clip.frames, dense.timed.clip.frames, lpips)
+    """The times of all sparse runs, and the clip of the last against the dense one."""
+    sparse, last = Timed.of([run.clip for run in runs]), runs[-1]
     clip = None if dense is None else dense.timed.clip.frames
+    found = VideoQuality.nothing("there is no dense video to compare with")
+    if clip is not None:
+        found = quality(sparse.clip.frames, clip, lpips)
     physics = run_physics(pipe, request, sparse.clip.frames, clip)
-    return Comparison(model, request, settings, sparse, dense, passes, report, found, physics)
+    assert last.report is not None
+    return Comparison(model, request, settings, sparse, dense, last.passes, last.report, found, physics)

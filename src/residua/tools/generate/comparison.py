@@ -120,15 +120,7 @@ class Comparison:
     @property
     def all_dense(self) -> str | None:
         """Why nothing was sparse, or None if something was."""
-        total = self.report.total
-        if total.sparse:
-            return None
-        reasons = sorted(total.dense, key=lambda reason: -total.dense[reason])
-        settings = [transformer.settings for transformer in self.report.transformers]
-        least = max((found["min_tokens"] for found in settings), default=0)
-        if 0 < self.tokens < least:
-            return f"{self.tokens:,} tokens < min_tokens {least:,}: all dense"
-        return f"all dense: {', '.join(reasons) or 'no attention call was seen'}"
+        return why_all_dense(self.report)
 
     @property
     def headline(self) -> str:
@@ -145,22 +137,16 @@ class Comparison:
 
     @property
     def tokens(self) -> int:
-        grids = [grid for transformer in self.report.transformers for grid in transformer.grids]
-        return max((t * h * w for t, h, w in grids), default=0)
+        return video_tokens(self.report)
 
     def attention_flops(self, dense: bool) -> int:
         """FLOPs of self-attention in one generation."""
-        total = self.report.total
-        head_dim = total.shapes[0]["q"][-1] if total.shapes else 0
-        if dense:
-            return 4 * head_dim * (total.pairs.get("possible", 0) + total.dense_pairs)
-        return total.flops + 4 * head_dim * total.dense_pairs
+        return attention_flops(self.report, dense)
 
     def pflops(self, dense: bool) -> float | None:
-        """PFLOPs of the transformers in one generation: self-attention, matrix products, convolutions."""
-        if self.dense is None or self.dense.linear_flops is None:
-            return None
-        return (self.attention_flops(dense) + self.passes * self.dense.linear_flops) / 1e15
+        """PFLOPs of the transformers in one generation."""
+        linear = None if self.dense is None else self.dense.linear_flops
+        return total_pflops(self.report, self.passes, linear, dense)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -218,6 +204,41 @@ class Comparison:
             "versions": doctor.versions(),
             "machine": machine(),
         }
+
+
+def video_tokens(report: Report) -> int:
+    """Tokens of the largest grid of the run."""
+    grids = [grid for transformer in report.transformers for grid in transformer.grids]
+    return max((t * h * w for t, h, w in grids), default=0)
+
+
+def why_all_dense(report: Report) -> str | None:
+    """Why nothing was sparse, or None if something was."""
+    total, tokens = report.total, video_tokens(report)
+    if total.sparse:
+        return None
+    reasons = sorted(total.dense, key=lambda reason: -total.dense[reason])
+    minimum = max((transformer.settings["min_tokens"] for transformer in report.transformers), default=0)
+    if 0 < tokens < minimum:
+        return f"{tokens:,} tokens < min_tokens {minimum:,}: all dense"
+    return f"all dense: {', '.join(reasons) or 'no attention call was seen'}"
+
+
+def attention_flops(report: Report, dense: bool) -> int:
+    """FLOPs of self-attention in one generation, as it ran or if it had been dense."""
+    total = report.total
+    head_dim = total.shapes[0]["q"][-1] if total.shapes else 0
+    if dense:
+        return 4 * head_dim * (total.pairs.get("possible", 0) + total.dense_pairs)
+    return total.flops + 4 * head_dim * total.dense_pairs
+
+
+def total_pflops(report: Report, passes: int, linear_flops: int | None, dense: bool) -> float | None:
+    """PFLOPs of the transformers in one generation: self-attention, matrix products, convolutions; None if those
+    outside attention are not known."""
+    if linear_flops is None:
+        return None
+    return (attention_flops(report, dense) + passes * linear_flops) / 1e15
 
 
 def machine() -> dict[str, Any]:

@@ -188,7 +188,7 @@ def _quality_card(comparison: Comparison, title: str, form: str, remark: str) ->
     name, found, floor = title.lower(), comparison.quality, comparison.floor
     lowest = None if floor is None else floor_text(floor, name, form)
     if lowest is not None:
-        remark += f". Floor: {lowest}"
+        remark += f". Noise floor: {lowest}"
     return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))
 
 

@@ -21,9 +21,9 @@ from ...hosts.diffusers import model_facts
 from ...hosts.quality import DEFAULT_QUALITY
 from .. import doctor
 from ..metrics.video_quality import Lpips
-from .averages import mean
-from .compare import Watch, against, dense_baseline
-from .comparison import Baseline, Comparison, machine
+from .averages import ClipSet, mean
+from .compare import Watch
+from .comparison import Comparison, machine
 from .run import Request
 
 TUNING, HELD_OUT = "tuning", "held out"  # the clips for the search, and those for the check
@@ -92,25 +92,6 @@ class Trial:
         return {"density": self.config.density, "max_error": self.config.max_error, **found}
 
 
-@dataclass(frozen=True)
-class Clips:
-    """Requests and their dense clips."""
-
-    requests: tuple[Request, ...]
-    baselines: tuple[Baseline, ...]
-
-    def floor(self) -> Floor:
-        """PSNR and LPIPS between two dense runs, the worst over all clips; empty if not measured."""
-        floors = [one.floor for one in self.baselines if one.floor is not None]
-        found: Floor = {}
-        for metric, worst in (("psnr", min), ("lpips", max)):
-            values = [_distance(one, metric) for one in floors]
-            known = [value for value in values if value is not None]
-            if known and len(known) == len(self.baselines):
-                found[metric] = worst(known)
-        return found
-
-
 @dataclass
 class Log:
     """What a search did, even if it failed: trials and floors, by the clips they were measured on."""
@@ -172,14 +153,24 @@ def densities(tries: int, kept: Callable[[float], bool]) -> Iterator[float]:
         density = round(wanted, 4)
 
 
-def measure_dense(pipe: Any, requests: Sequence[Request], lpips: Lpips | str, watch: Watch, *, floor: bool) -> Clips:
+def measure_dense(
+    pipe: Any, model: str, requests: Sequence[Request], lpips: Lpips | str, watch: Watch, *, floor: bool
+) -> ClipSet:
     """The dense clips of all requests, and how far two dense runs are apart."""
-    first = setting(QUALITIES[DEFAULT_QUALITY].density)
-    found = [
-        dense_baseline(pipe, request, replace(first, min_tokens=0), watch, floor=floor, lpips=lpips)
-        for request in requests
-    ]
-    return Clips(tuple(requests), tuple(found))
+    first = replace(setting(QUALITIES[DEFAULT_QUALITY].density), min_tokens=0)
+    return ClipSet.generate(pipe, model, requests, first, lpips, watch, floor=floor)
+
+
+def worst_floor(clips: ClipSet) -> Floor:
+    """PSNR and LPIPS between two dense runs, the worst over all clips; empty if not measured."""
+    floors = [one.floor for one in clips.baselines if one.floor is not None]
+    found: Floor = {}
+    for metric, worst in (("psnr", min), ("lpips", max)):
+        values = [_distance(one, metric) for one in floors]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(clips.baselines):
+            found[metric] = worst(known)
+    return found
 
 
 def check_floor(target: Target, floor: float | None) -> None:
@@ -187,20 +178,14 @@ def check_floor(target: Target, floor: float | None) -> None:
     if floor is not None and not target.kept_by(floor):
         raise Unreachable(
             f"{target} cannot be kept by any setting: two dense runs of this model differ by "
-            f"{target.text(floor)} (the floor); ask for less than the floor, or for --target-error"
+            f"{target.text(floor)} (the noise floor); ask for less than that, or for --target-error"
         )
 
 
-def try_setting(
-    pipe: Any, model: str, clips: Clips, settings: Settings, target: Target, lpips: Lpips | str, watch: Watch
-) -> Trial:
+def try_setting(clips: ClipSet, settings: Settings, target: Target) -> Trial:
     """One setting on all clips."""
     assert settings.config is not None
-    name = f"density {settings.config.density:g}"
-    found = [
-        against(pipe, model, request, settings, dense, lpips=lpips, steps=watch(name))
-        for request, dense in zip(clips.requests, clips.baselines, strict=True)
-    ]
+    found = clips.compare(f"density {settings.config.density:g}", settings)
     if found[0].all_dense is not None:
         raise InputError(
             f"{found[0].all_dense}: there is nothing to tune; more frames, a larger size, or --min-tokens 0"
@@ -253,13 +238,13 @@ def tune(
         The result; raises `Unreachable` if nothing keeps the target.
     """
 
-    def dense(where: str, requests: Sequence[Request]) -> Clips:
-        clips = measure_dense(pipe, requests, lpips, watch, floor=floor)
-        log.floors[where] = clips.floor()
+    def dense(where: str, requests: Sequence[Request]) -> ClipSet:
+        clips = measure_dense(pipe, model, requests, lpips, watch, floor=floor)
+        log.floors[where] = worst_floor(clips)
         return clips
 
-    def trial(where: str, clips: Clips, settings: Settings) -> Trial:
-        return log.add(where, try_setting(pipe, model, clips, settings, target, lpips, watch))
+    def trial(where: str, clips: ClipSet, settings: Settings) -> Trial:
+        return log.add(where, try_setting(clips, settings, target))
 
     clips = dense(TUNING, tuning)
     check_floor(target, log.floors[TUNING].get(target.metric))
@@ -309,7 +294,7 @@ def _best(target: Target, trials: Sequence[Trial]) -> Trial:
 def _missed(target: Target, log: Log) -> str:
     trials, floor = log.trials[TUNING], log.floors[TUNING].get(target.metric)
     best = _best(target, trials)
-    beside = "" if floor is None else f"; the floor is {target.text(floor)}"
+    beside = "" if floor is None else f"; the noise floor is {target.text(floor)}"
     further = max(trial.config.density for trial in trials) < MAX_BALANCED_DENSITY
     way_out = "more --tries, ask for less" if further else "ask for less"
     return (

@@ -34,14 +34,14 @@ class VideoQuality:
 
     psnr: float | None  # dB
     ssim: float | None
+    gmsd: float | None
     lpips: float | None
     psnr_per_frame: tuple[float | None, ...] = ()  # None: the frame is identical
     not_measured: dict[str, str] = field(default_factory=dict)  # name -> reason
-    gmsd: float | None = None
 
     @classmethod
     def nothing(cls, reason: str) -> VideoQuality:
-        return cls(None, None, None, not_measured=dict.fromkeys(METRICS, reason))
+        return cls(None, None, None, None, not_measured=dict.fromkeys(METRICS, reason))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,16 +70,16 @@ def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
             return None
         return value
 
-    signal = attempt("psnr", lambda: _psnr(*pair))
-    similarity = attempt("ssim", lambda: _mean_ssim(*pair))
-    edges = attempt("gmsd", lambda: _over_frames(gmsd, *pair))
-    distance = None
     if isinstance(lpips, str):
         missing["lpips"] = lpips
-    else:
-        distance = attempt("lpips", lambda: _over_frames(lpips, *pair))
-    frames = tuple(None if math.isinf(x) else x for x in _frame_psnr(*pair))
-    return VideoQuality(signal, similarity, distance, frames, missing, edges)
+    return VideoQuality(
+        psnr=attempt("psnr", lambda: _psnr(*pair)),
+        ssim=attempt("ssim", lambda: _mean_ssim(*pair)),
+        gmsd=attempt("gmsd", lambda: _over_frames(gmsd, *pair)),
+        lpips=None if isinstance(lpips, str) else attempt("lpips", lambda: _over_frames(lpips, *pair)),
+        psnr_per_frame=tuple(None if math.isinf(x) else x for x in _frame_psnr(*pair)),
+        not_measured=missing,
+    )
 
 
 def psnr(video: Any, reference: Any) -> float:

@@ -239,6 +239,8 @@ def record(names: Names, only: str = "") -> dict[str, Any]:
 
 def leaves(x: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every plain value with its path, but for those that depend on the clock."""
+    if path.endswith("/notes") and isinstance(x, dict):
+        x = list(x)  # texts, with how often they came
     inside = x.items() if isinstance(x, dict) else enumerate(x) if isinstance(x, list) else ()
     if not inside:
         yield path, x
@@ -252,20 +254,23 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, li
     wrong: dict[str, list[str]] = {}
     renamed: Counter[str] = Counter()
     for name in dict.fromkeys([*before, *after]):
-        old, new = dict(leaves(before.get(name, "nothing"))), dict(leaves(after.get(name, "nothing")))
-        found = []
+        if name not in before or name not in after:
+            wrong[name] = [f"only {'before' if name in before else 'after'}"]
+            continue
+        old, new, found = dict(leaves(before[name])), dict(leaves(after[name])), []
         for path in old.keys() & new.keys():
             if old[path] != new[path]:
                 text = all(isinstance(x, str) and not x.startswith("#") for x in (old[path], new[path]))
                 line = f"{old[path]!r} -> {new[path]!r}"
                 renamed.update([line]) if text else found.append(f"{path} {line}")
-        lost = {path: x for path, x in old.items() if path not in new}
         gained = {path: x for path, x in new.items() if path not in old}
-        if Counter(map(repr, lost.values())) != Counter(map(repr, gained.values())):
-            found.append(f"lost {lost}, gained {gained}")
-        for path, value in lost.items():
-            now = next((key for key, x in gained.items() if repr(x) == repr(value)), "nothing")
-            renamed[f"key {path.split('/')[-1]} -> {now.split('/')[-1]}"] += 1
+        for path, value in ((path, x) for path, x in old.items() if path not in new):
+            now = next((key for key, x in gained.items() if repr(x) == repr(value)), None)
+            if now is None and not isinstance(value, str):
+                found.append(f"{path} {value!r} is gone")
+            renamed[f"key {path.split('/')[-1]} -> {now.split('/')[-1] if now else 'nothing'}"] += 1
+            gained = {key: x for key, x in gained.items() if key != now}
+        renamed.update(f"new key {path.split('/')[-1]}" for path in gained)
         if found:
             wrong[name] = sorted(found)
     return wrong, renamed

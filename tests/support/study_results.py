@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from residua.tools.studies.reconstructions.measure import COMPARISON, Run, at
+from residua.tools.studies.reconstructions import COMPARISON, Run, at
 
 
 def made(reconstruction: str, target: float, mean: float, **changes) -> Run:

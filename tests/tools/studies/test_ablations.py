@@ -12,10 +12,17 @@ from residua import Config
 from residua.method.row_error import relative_row_error
 from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
-from residua.tools.studies.ablations import measure as ab
-from residua.tools.studies.ablations.measure import Ablation, in_order, lattice, measure
-from residua.tools.studies.ablations.report import ablation_findings, ablation_tables, unmatched
-from residua.tools.studies.results import Result, average, of
+from residua.tools.studies import ablations as ab
+from residua.tools.studies.ablations import (
+    Ablation,
+    ablation_findings,
+    ablation_tables,
+    in_order,
+    lattice,
+    measure,
+    unmatched,
+)
+from residua.tools.studies.study import Result, average, of
 from residua.tools.studies.subject import Subject
 
 SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"

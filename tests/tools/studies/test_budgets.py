@@ -11,12 +11,15 @@ from residua import Config
 from residua.errors import InputError
 from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
-from residua.tools.studies.budgets.measure import (
+from residua.tools.studies.budgets import (
     FINER,
     PAPER,
     STEPS,
     HeadRun,
     SettingRun,
+    budget_table,
+    compare_budgets,
+    findings,
     fixed,
     layers_of,
     measure,
@@ -24,7 +27,6 @@ from residua.tools.studies.budgets.measure import (
     settings,
     shared,
 )
-from residua.tools.studies.budgets.report import budget_table, compare_budgets, findings
 
 CONFIG = Config(probes=16, backend="torch", query_groups=8, kv_groups=24)
 GRID = (4, 8, 8)

@@ -12,19 +12,20 @@ from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.reports.page import Finding
 from residua.tools.studies import subject
-from residua.tools.studies.common import weighed
-from residua.tools.studies.diagnostics.measure import (
+from residua.tools.studies.diagnostics import (
     Affine,
     Fidelity,
     Observed,
+    _affine_findings,
     affine,
     fidelity,
+    fidelity_table,
     identity_gap,
     row_support,
     sample_members,
     support,
 )
-from residua.tools.studies.diagnostics.report import _affine_findings, fidelity_table
+from residua.tools.studies.study import weighed
 from residua.tools.studies.subject import Subject, dense_rows
 
 CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="torch")

@@ -15,25 +15,22 @@ from residua.method.rules import CPU
 from residua.method.sizes import resolve
 from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
-from residua.tools.studies.reconstructions.measure import (
+from residua.tools.studies.reconstructions import (
     AS_IT_IS,
     COMPARED,
     COMPARISON,
     DENSITIES,
     INGREDIENTS,
     SAME_COST,
+    WORSE,
     Bench,
     at,
-    ingredients,
-    measure,
-    probed,
-)
-from residua.tools.studies.reconstructions.report import (
-    TITLES,
-    WORSE,
     at_most,
     comparison_table,
     ingredient_tables,
+    ingredients,
+    measure,
+    probed,
     reconstruction_findings,
     worse_calls,
     worse_tables,
@@ -143,7 +140,7 @@ def test_tables_show_errors_pairs_and_cost():
     table = comparison_table(runs, 0.22)
     assert table.columns == ("reconstruction", "a", "b", "all calls", "exact pairs", "cost")
     assert table.rows[-1] == (
-        TITLES["anchored"],
+        COMPARED["anchored"],
         "0.1000 / 0.2000",
         "0.3000 / 0.6000",
         "0.2000 / 0.4000",

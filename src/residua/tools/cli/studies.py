@@ -44,7 +44,7 @@ def analyze(
     force: ForceFolder = False,
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
-    from ..studies.diagnostics.report import analyze as study
+    from ..studies.diagnostics import analyze as study
 
     run_study(study, context, settings(context, paper=True))
 
@@ -62,7 +62,7 @@ def ablate(
     force: ForceFolder = False,
 ) -> None:
     """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
-    from ..studies.ablations.report import ablate as study
+    from ..studies.ablations import ablate as study
 
     run_study(study, context, settings(context, paper=True))
 
@@ -80,7 +80,7 @@ def reconstructions(
     force: ForceFolder = False,
 ) -> None:
     """Compare reconstructions at equal cost, the parts of "anchored", and the estimates of the error."""
-    from ..studies.reconstructions.report import compare_reconstructions
+    from ..studies.reconstructions import compare_reconstructions
 
     run_study(compare_reconstructions, context, settings(context))
 
@@ -95,7 +95,7 @@ def budgets(
     force: ForceFolder = False,
 ) -> None:
     """Compare one budget shared by all heads with the same density for each, at 2 to 8 % on average."""
-    from ..studies.budgets.report import compare_budgets
+    from ..studies.budgets import compare_budgets
 
     run_study(compare_budgets, context, settings(context))
 

@@ -1,1 +1,2 @@
-"""Studies of captured calls: each has a `measure` and a `report` module; shared parts are beside them."""
+"""Studies of captured calls, a file each: what is measured, and the report on it. `study` has what they share,
+`subject` the call that is looked at."""

@@ -19,7 +19,7 @@ from ..capture.captures import CapturedCall
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
 from ..reports.table import Table, share
-from .common import QUICK_CALLS, Watch, watched
+from .study import QUICK_CALLS, Watch, models_of, watched
 
 WARM_UP_TOKENS = 512
 PAPER, OURS = "paper", "anchored"
@@ -189,10 +189,6 @@ def by_method(found: Sequence[Measurement], model: str) -> dict[str, list[Measur
     return {name: [item for item in mine if item.method == name] for name in dict.fromkeys(i.method for i in mine)}
 
 
-def models(found: Sequence[Measurement]) -> list[str]:
-    return list(dict.fromkeys(item.model for item in found))
-
-
 def average(items: Sequence[Measurement], name: str) -> float:
     return fmean(getattr(item, name) for item in items)
 
@@ -255,7 +251,7 @@ def findings(found: Sequence[Measurement]) -> list[Finding]:
     """Per model: whether the paper's method has the smallest error of the published ones, and anchored reconstruction
     that of all usable ones."""
     made = []
-    for model in models(found):
+    for model in models_of(found):
         errors = {
             method: average(items, "held_out_mean")
             for method, items in by_method(found, model).items()
@@ -282,7 +278,7 @@ def picture(found: Sequence[Measurement]) -> Picture:
     """Errors as bars, the best at the top, a panel per model, with the CPU time at each; without dense attention, which
     has no error."""
     panels = {}
-    for model in models(found):
+    for model in models_of(found):
         panels[model] = [
             _bar(METHODS[method], items) for method, items in by_method(found, model).items() if method != "dense"
         ]
@@ -316,7 +312,7 @@ def compare_baselines(
     groups = (config.query_groups, config.kv_groups)
     tables = [
         table
-        for model in models(found)
+        for model in models_of(found)
         for table in (error_table(found, refused, model), cost_table(found, model, config.density))
     ]
     return Page(

@@ -1,6 +1,6 @@
-"""The paper's ablations (section 5.2) on captured calls. In every table all variants evaluate the same number
-of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows
-that no variant has probed."""
+"""`residua ablate`: the paper's ablations (section 5.2) on captured calls. In every table all variants evaluate the
+same number of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows that
+no variant has probed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,27 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from ....config import Config
-from ....types import Grouping, Probes
-from ...capture.captures import CapturedCall
-from ..common import Watch, watched
-from ..results import Result
-from ..subject import Sparse, Subject
+from ...config import Config
+from ...types import Grouping, Probes
+from ..capture.captures import CapturedCall
+from ..reports import figure
+from ..reports.page import Finding, Page, Picture
+from ..reports.table import Table, pair, share
+from .study import (
+    ERRORS,
+    Result,
+    Watch,
+    average,
+    by_model,
+    columns_of,
+    compared,
+    few,
+    make_page,
+    of,
+    settings_of,
+    watched,
+)
+from .subject import Sparse, Subject
 
 DENSITIES = (0.12, 0.17, 0.22, 0.28, 0.35)
 QUICK_DENSITIES = (0.12, 0.22, 0.35)
@@ -73,8 +88,7 @@ class Ablation:
             SPARSEPR: (self.response, self.probes),
         }
         for setting, sparse in hard.items():
-            errors = subject.errors(sparse.out, self.probes, own)
-            yield self._result(PARTITION_TABLE, setting, errors, sparse, 0)
+            yield self._result(PARTITION_TABLE, setting, subject.errors(sparse.out, self.probes, own), sparse, 0)
         for setting, (sparse, probes) in reconstructed.items():
             errors = subject.errors(self._reconstructed(sparse, probes), self.probes, own)
             yield self._result(PARTITION_TABLE, setting, errors, sparse, count)
@@ -83,18 +97,20 @@ class Ablation:
         """Table 3; the setting is `method @ density`."""
         subject = self.subject
         for density in densities:
-            kept = subject.sizes(self._config("response", density)).probes
+            response = self._config("response", density)
+            kept = subject.sizes(response).probes
+            probes = subject.probes(subject.group(response), kept, "stratified")
             for partition, hard, reconstructed in (
                 ("semantic", SEMANTIC, SEMANTIC_RECONSTRUCTED),
                 ("response", RESPONSE, SPARSEPR),
             ):
                 sparse = subject.sparse(self._config(partition, density))
-                grouping = subject.group(self._config("response", density))
-                probes = subject.probes(grouping, kept, "stratified")
-                errors = subject.errors(sparse.out, probes)
-                yield self._result(DENSITY_TABLE, f"{hard} @ {density:g}", errors, sparse, 0)
-                errors = subject.errors(self._reconstructed(sparse, probes), probes)
-                yield self._result(DENSITY_TABLE, f"{reconstructed} @ {density:g}", errors, sparse, kept)
+                for method, out, count in (
+                    (hard, sparse.out, 0),
+                    (reconstructed, self._reconstructed(sparse, probes), kept),
+                ):
+                    errors = subject.errors(out, probes)
+                    yield self._result(DENSITY_TABLE, f"{method} @ {density:g}", errors, sparse, count)
 
     def probe_design(self) -> Iterator[Result]:
         """Table 4, with the response-coupled partition."""
@@ -115,8 +131,8 @@ class Ablation:
             RIDGE: errors(self.probes, subspace=False),
             SUBSPACE: stratified,
         }
-        for setting, pair in found.items():
-            yield self._result(PROBE_TABLE, setting, pair, self.response, count)
+        for setting, pair_ in found.items():
+            yield self._result(PROBE_TABLE, setting, pair_, self.response, count)
 
     def _uniform(self, count: int) -> Probes:
         """Evenly spread over frames, height and width; over the sequence if the grid is unknown."""
@@ -217,3 +233,166 @@ def measure(
                 results += ablation.iterations(earlier)
             centroids[series(captured)] = ablation.centroids
     return results
+
+
+def ablate(
+    calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
+) -> Page:
+    chosen = few(calls) if quick else list(calls)
+    results = measure(chosen, config, quick, watch)
+    return make_page(
+        chosen,
+        calls,
+        config,
+        results,
+        ablation_findings(results),
+        title="Ablations of SparsePR on captured attention",
+        lead="Partition and reconstruction apart and together, at several densities; which rows are probed, "
+        "how many, and what is fitted to them.",
+        command=command,
+        tables=ablation_tables(results),
+        pictures=pictures(results, config.density),
+        warnings=unmatched(results),
+    )
+
+
+def unmatched(results: Sequence[Result]) -> list[str]:
+    """A warning if compared variants did not evaluate the same number of pairs."""
+    over = [item for item in results if item.over > 0]
+    if not over:
+        return []
+    calls = {(item.model, item.call) for item in results}
+    broken = {(item.model, item.call) for item in over}
+    worst = max(over, key=lambda item: item.over)
+    return [
+        f"The budget is not matched in {len(broken)} of {len(calls)} calls: every query group keeps at least "
+        f"one cell, more than the target there allows (worst: {worst.setting}, {worst.model} {worst.call}: "
+        f"{share(worst.density)} of the pairs instead of {share(worst.budget or 0.0)}). Fewer query groups, "
+        "a higher density or longer calls match it."
+    ]
+
+
+def density_settings(results: Sequence[Result]) -> tuple[list[str], list[str]]:
+    """Methods and densities of the settings of Table 3."""
+    parts = [setting.split(" @ ") for setting in settings_of(results, DENSITY_TABLE)]
+    return list(dict.fromkeys(method for method, _ in parts)), list(dict.fromkeys(density for _, density in parts))
+
+
+def pictures(results: Sequence[Result], density: float) -> list[Picture]:
+    def error(table: str, setting: str, model: str, place: int) -> float:
+        return average(of(results, table, setting, model))[place]
+
+    models, kinds = columns_of(results), list(enumerate(ERRORS))
+    settings = [SEMANTIC, KEY_RESPONSE, RESPONSE, SEMANTIC_RECONSTRUCTED, SPARSEPR]
+    groups = {
+        f"{kind} of the row error": {
+            model: {setting: error(PARTITION_TABLE, setting, model, place) for setting in settings} for model in models
+        }
+        for place, kind in kinds
+    }
+    methods, densities = density_settings(results)
+    panels = {
+        f"{model}: {kind}": {
+            method: [(100 * float(d), error(DENSITY_TABLE, f"{method} @ {d}", model, place)) for d in densities]
+            for method in methods
+        }
+        for model in models
+        for place, kind in kinds
+    }
+    return [
+        Picture(
+            "partition",
+            "Partition and reconstruction",
+            "Row error, unprobed rows, same routed pairs.",
+            figure.bars(groups, "row error", SPARSEPR),
+        ),
+        Picture(
+            "density",
+            "Error over density",
+            "Executed pairs include probe rows. The dashed line is the density of the other tables.",
+            figure.curves(panels, "executed pairs, %", "row error", marker_at=100 * density, residua=[SPARSEPR]),
+        ),
+    ]
+
+
+def density_tables(results: Sequence[Result]) -> list[Table]:
+    """Table 3, one per model."""
+    methods, densities = density_settings(results)
+    columns = ("method", *(share(float(density), 0) for density in densities))
+    note = "Mean / p99. Hard drop leaves the probes' share of the pairs unused, so that routes are matched."
+    tables = []
+    for model in columns_of(results):
+        rows = []
+        for method in methods:
+            found = [average(of(results, DENSITY_TABLE, f"{method} @ {d}", model)) for d in densities]
+            rows.append((method, *(pair(mean, p99) for mean, p99, _ in found)))
+        title = f"Density of executed pairs (Table 3): {model}"
+        tables.append(Table(title, columns, tuple(rows), note, SPARSEPR))
+    return tables
+
+
+def ablation_tables(results: Sequence[Result]) -> list[Table]:
+    unprobed = "Mean / p99 of the relative row error, rows that no variant probed, averaged over calls."
+    own = "probe rows and weights are those of the response-coupled groups except where a row says otherwise."
+    steps = (
+        f"{unprobed} SparsePR; a warm start takes the centroids of the captured step before. Where steps "
+        "were captured, only calls with such a step are counted."
+    )
+    partition, probes = "Partition and reconstruction (Table 2)", "Probe selection and estimator (Table 4)"
+    same_route = f"{unprobed} Same route"
+    tables = [
+        by_model(
+            results,
+            PARTITION_TABLE,
+            partition,
+            "configuration",
+            f"{unprobed} Same routed pairs everywhere; {own}",
+            SPARSEPR,
+        ),
+        *density_tables(results),
+        by_model(results, PROBE_TABLE, probes, "configuration", f"{unprobed} Response-coupled partition, same route."),
+        by_model(results, COUNT_TABLE, "Probe rows", "probes", f"{same_route}."),
+        by_model(results, RANK_TABLE, "Directions of the fit", "rank", f"{same_route} and probes."),
+        by_model(results, ITERATION_TABLE, "K-means steps", "start, steps", steps),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def ablation_findings(results: Sequence[Result]) -> list[Finding]:
+    """Whether the paper's orderings are confirmed or contradicted."""
+    return [
+        compared(results, PARTITION_TABLE, RESPONSE, SEMANTIC, "Response-coupled groups lower the hard-drop error"),
+        compared(results, PARTITION_TABLE, SPARSEPR, SEMANTIC_RECONSTRUCTED, "They also help a reconstruction"),
+        _larger_gain(results),
+        compared(results, PROBE_TABLE, STRATIFIED, RANDOM, "Stratified probes beat random ones"),
+        compared(results, PROBE_TABLE, STRATIFIED, UNIFORM, "Stratified probes beat evenly spaced ones"),
+        compared(results, PROBE_TABLE, SUBSPACE, RIDGE, "The residual subspace is a small gain over ridge alone"),
+        _everywhere(results),
+    ]
+
+
+def _larger_gain(results: Sequence[Result]) -> Finding:
+    claim = "Probe reconstruction is the larger gain of the two"
+    hard = of(results, PARTITION_TABLE, SEMANTIC)
+    if not hard:
+        return Finding(claim, None, "no such calls")
+    start = average(hard)[0]
+    partition = start - average(of(results, PARTITION_TABLE, RESPONSE))[0]
+    reconstruction = start - average(of(results, PARTITION_TABLE, SEMANTIC_RECONSTRUCTED))[0]
+    evidence = (
+        f"mean error {start:.4f}: partition alone lowers it by {partition:.4f}, reconstruction by {reconstruction:.4f}"
+    )
+    return Finding(claim, reconstruction > partition, evidence)
+
+
+def _everywhere(results: Sequence[Result]) -> Finding:
+    claim = "SparsePR has the lowest mean error at every density"
+    methods, densities = density_settings(results)
+    if not densities:
+        return Finding(claim, None, "no such calls")
+    best = {}
+    for density in densities:
+        means = {method: average(of(results, DENSITY_TABLE, f"{method} @ {density}"))[0] for method in methods}
+        best[density] = min(means, key=means.__getitem__)
+    evidence = "; ".join(f"{share(float(density), 0)}: {method}" for density, method in best.items())
+    return Finding(claim, set(best.values()) == {SPARSEPR}, f"lowest at {evidence}")

@@ -1,1 +1,0 @@
-"""The paper's ablations (section 5.2)."""

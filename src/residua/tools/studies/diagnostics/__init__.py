@@ -1,1 +1,0 @@
-"""The paper's structural observations (section 3)."""

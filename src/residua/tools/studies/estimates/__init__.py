@@ -1,1 +1,0 @@
-"""The errors that calls estimate, compared with their true errors."""

@@ -1,1 +1,0 @@
-"""The reconstructions compared at equal cost."""

@@ -1,6 +1,6 @@
 """`residua ablate`: the paper's ablations (section 5.2) on captured calls. In every table all variants evaluate the
-same number of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows that
-no variant has probed."""
+same number of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows
+that no variant has probed."""
 
 from __future__ import annotations
 

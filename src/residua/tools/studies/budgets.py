@@ -1,6 +1,6 @@
-"""`residua budgets`: what a shared budget achieves at the same cost. Budgets are spent as a model spends them: all heads
-of a layer in one call, layer after layer, step after step. Errors are those of the last step, when shared budgets have
-settled; rows that a call computed exactly are left out."""
+"""`residua budgets`: what a shared budget achieves at the same cost. Budgets are spent as a model spends them: all
+heads of a layer in one call, layer after layer, step after step. Errors are those of the last step, when shared budgets
+have settled; rows that a call computed exactly are left out."""
 
 from __future__ import annotations
 

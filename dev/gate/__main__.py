@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dev.gate.compile import SHARED_LIMIT, Compiled, passed, run_gate, verdict
-from residua.tools.cli.app import command, console, readable_errors
+from residua.tools.cli.app import command, console
 from residua.tools.reports.table import Table
 from residua.util.whole_file import write_text_whole
 
@@ -19,16 +19,15 @@ app = typer.Typer(add_completion=False)
 @command(app)
 def gate(page: Annotated[Path | None, typer.Option(help="Write the table here.")] = None) -> None:
     """Compile every GPU kernel for every architecture; needs no GPU."""
-    with readable_errors():
-        with console.status("compiling the GPU kernels ..."):
-            rows = run_gate()
-        if page is not None:
-            write_text_whole(page, markdown(rows))
-        elif console.is_terminal:
-            console.print(table(rows).rich())
-        console.print(verdict(rows), markup=False)
-        if not passed(rows):
-            raise typer.Exit(1)
+    with console.status("compiling the GPU kernels ..."):
+        rows = run_gate()
+    if page is not None:
+        write_text_whole(page, markdown(rows))
+    elif console.is_terminal:
+        console.print(table(rows).rich())
+    console.print(verdict(rows), markup=False)
+    if not passed(rows):
+        raise typer.Exit(1)
 
 
 def table(rows: Sequence[Compiled]) -> Table:

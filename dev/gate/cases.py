@@ -217,8 +217,8 @@ def _judge(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     exact, lse = empty(1, HEADS, PROBES, dim), empty(1, HEADS, PROBES)
     summary = _summary(dim, dtype, drifts=True)
     errors = backend.candidate_errors(rows, group, exact, (exact, lse), (exact, lse), summary.drift)
-    bare = empty(1, HEADS, dtype=torch.bool)
-    choice, _ = backend.best_candidate(errors, lse, bare, 0.9)
+    without = empty(1, HEADS, dtype=torch.bool)
+    choice, _ = backend.best_candidate(errors, lse, without, 0.9)
     backend.switch_summary(summary, choice)
 
 

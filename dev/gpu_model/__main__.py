@@ -14,7 +14,7 @@ from dev.gpu_model.model import ASSUMPTIONS, Estimate, Task, estimate
 from dev.gpu_model.sass import Code
 from residua.errors import BackendError, InputError
 from residua.hosts.gpus import find_gpu
-from residua.tools.cli.app import command, console, readable_errors, show, writable
+from residua.tools.cli.app import command, console, show, writable
 from residua.tools.plan.cost import count_forward, token_grid
 from residua.tools.plan.request import find_model
 from residua.tools.reports.table import Table
@@ -37,24 +37,23 @@ def gpu_model(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
     """Estimate a warm call from counts and machine code."""
-    with readable_errors():
-        target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
-        reason = missing()
-        if reason:
-            raise BackendError(f"a static estimate compiles kernels: {reason}")
-        task, machine = make_task(tokens, heads, head_dim, density, model), find_gpu(gpu)
-        with console.status("tracing, routing and compiling ..."):
-            found = estimate(task, machine)
-            flash = compile_flash(machine.arch, task.head_dim) if task.head_dim in (64, 128) else None
-        if json_path == "-":
-            typer.echo(dumps(to_dict(found, flash), indent=2))
-            return
-        for table in tables(found, flash):
-            show(table.rich())
-        for line in lines(found, flash):
-            console.print(line, markup=False, highlight=False)
-        if target is not None:
-            write_json(target, to_dict(found, flash))
+    target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
+    reason = missing()
+    if reason:
+        raise BackendError(f"a static estimate compiles kernels: {reason}")
+    task, machine = make_task(tokens, heads, head_dim, density, model), find_gpu(gpu)
+    with console.status("tracing, routing and compiling ..."):
+        found = estimate(task, machine)
+        flash = compile_flash(machine.arch, task.head_dim) if task.head_dim in (64, 128) else None
+    if json_path == "-":
+        typer.echo(dumps(to_dict(found, flash), indent=2))
+        return
+    for table in tables(found, flash):
+        show(table.rich())
+    for line in lines(found, flash):
+        console.print(line, markup=False, highlight=False)
+    if target is not None:
+        write_json(target, to_dict(found, flash))
 
 
 def make_task(tokens: int | None, heads: int | None, head_dim: int | None, density: float, model: str | None) -> Task:

@@ -88,11 +88,7 @@ def make_batch(
         generator: Random numbers for tokens, noise and noise levels.
         shift: Shift of the noise levels, as in the sampler.
         drop_prompt: Share of clips whose prompt is dropped.
-        level: One noise level for all clips, for validation.
-
-    Returns:
-        The batch.
-    """
+        level: One noise level for all clips, for validation."""
     count, per_frame = shape.clips, shape.frame_tokens
     index = choose_tokens(shape, clips, generator)  # [B, N]
     time = frame_times(shape.num_frames)[index // per_frame]  # [B, N]
@@ -121,34 +117,30 @@ def choose_tokens(shape: BatchShape, clips: Clips, generator: torch.Generator) -
     tokens = torch.arange(shape.num_frames * shape.frame_tokens)
     if shape.cut == "all":
         return tokens.expand(shape.clips, -1)
+    per_frame, count = shape.frame_tokens, shape.tokens - shape.first
     if shape.cut == "spread":
-        later = torch.multinomial(
-            usual_rates(shape.num_frames, shape.size).expand(shape.clips, -1),
-            shape.tokens - shape.first,
-            generator=generator,
-        )
-        first = _first_tokens(shape, clips, generator)
-        return torch.cat([first, later + shape.frame_tokens], dim=1).sort(dim=1).values
+        rates = usual_rates(shape.num_frames, shape.size).expand(shape.clips, -1)
+        later = torch.multinomial(rates, count, generator=generator)
+        first = _first_tokens(shape, near_tokens(shape, clips), generator)
+        return torch.cat([first, later + per_frame], dim=1).sort(dim=1).values
     if shape.cut in ("near", "crops"):
         near = near_tokens(shape, clips)  # [B, T * frame_tokens]
-        rates = torch.where(near, 1.0, _FAR_RATE)
-        per_frame, count = shape.frame_tokens, shape.tokens - shape.first
-        first = torch.multinomial(rates[:, :per_frame], shape.first, generator=generator)
+        first = _first_tokens(shape, near, generator)
         if shape.cut == "near":
-            later = torch.multinomial(rates[:, per_frame:], count, generator=generator)
+            rates = torch.where(near[:, per_frame:], 1.0, _FAR_RATE)
+            later = torch.multinomial(rates, count, generator=generator)
         else:
             later = _crop_tokens(near[:, per_frame:].unflatten(1, (-1, per_frame)), count, generator)
         return torch.cat([first, later + per_frame], dim=1).sort(dim=1).values
-    firsts = tokens[: shape.frame_tokens].expand(shape.clips, -1)
+    firsts = tokens[:per_frame].expand(shape.clips, -1)
     if shape.first:
-        firsts = _first_tokens(shape, clips, generator)
+        firsts = _first_tokens(shape, near_tokens(shape, clips), generator)
     return torch.stack([_choose_groups(shape, first, tokens, generator) for first in firsts])
 
 
-def _first_tokens(shape: BatchShape, clips: Clips, generator: torch.Generator) -> Tensor:
+def _first_tokens(shape: BatchShape, near: Tensor, generator: torch.Generator) -> Tensor:
     """Tokens of the first frame, mostly near balls and shadows, which everyone may see there: [B, first]."""
-    near = near_tokens(shape, clips)[:, : shape.frame_tokens]
-    rates = torch.where(near, 1.0, _FAR_RATE)
+    rates = torch.where(near[:, : shape.frame_tokens], 1.0, _FAR_RATE)
     return torch.multinomial(rates, shape.first, generator=generator).sort(dim=1).values
 
 

@@ -26,17 +26,8 @@ class Clips:
 
 
 def draw_clips(seed: int, first: int, count: int, balls: tuple[float, ...]) -> Clips:
-    """Clips number first, first + 1, ... of an endless series.
-
-    Args:
-        seed: Seed of the series.
-        first: Number of the first clip.
-        count: Number of clips; they must not cross the border of a chunk of 256.
-        balls: Shares of clips with one, two and three balls.
-
-    Returns:
-        The clips; the same numbers always give the same clips.
-    """
+    """Clips number first, first + 1, ... of the endless series of a seed, with one, two and three balls in these
+    shares; they must not cross the border of a chunk of 256. The same numbers always give the same clips."""
     chunk, offset = divmod(first, _CHUNK)
     assert offset + count <= _CHUNK, (first, count)
     return _chunk(seed, chunk, balls)[offset : offset + count]

@@ -30,18 +30,8 @@ CUTS = {
 
 @torch.no_grad()
 def error_near_balls(model: WorldModel, shape: BatchShape, clip: Clips, level: float, seed: int) -> float:
-    """Mean squared error of x0 over the tokens near ball and shadow, without those of the first frame.
-
-    Args:
-        model: The model.
-        shape: What it sees of the clip; of one clip.
-        clip: One clip.
-        level: Noise level.
-        seed: Of tokens and noise.
-
-    Returns:
-        The error; pixels are in [-1, 1].
-    """
+    """Mean squared error of x0 over the tokens near ball and shadow of one clip, without those of the first frame;
+    pixels are in [-1, 1]."""
     generator = torch.Generator().manual_seed(seed)
     batch = make_batch(model.transformer, shape, clip, generator, shift=3.0, drop_prompt=0.0, level=level)
     index = choose_tokens(shape, clip, torch.Generator().manual_seed(seed))

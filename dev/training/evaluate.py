@@ -20,12 +20,11 @@ from residua.world import load_pipeline
 from residua.world.held_out import SEEDS, SETS
 from residua.world.physics import physics_of
 from residua.world.pipeline import WorldPipeline
-from residua.world.renderer import render_video
 from residua.world.scenes import default_layout, parse_prompt
 from residua.world.simulator import simulate
 
 from .clips import Clips, draw_clips
-from .strips import HELD_OUT_SEED, contact_strip
+from .strips import HELD_OUT_SEED, contact_strip, true_and_generated
 
 
 def evaluate(
@@ -38,35 +37,13 @@ def evaluate(
     steps: int = 10,
     size: int = 64,
 ) -> list[dict[str, Any]]:
-    """Generates clips, writes their strip, and measures them.
-
-    Args:
-        pipeline: The pipeline to evaluate.
-        strip: File of the strip.
-        held_out: The true clips, none of them trained on.
-        seeds: Of the clips' noise.
-        num_frames: Frames of a clip.
-        steps: Steps of the sampler.
-        size: Width and height of a frame in pixels.
-
-    Returns:
-        For each clip its prompt, its PSNR against the true clip, and its physics against the simulator's.
-    """
+    """Generates held-out clips of these noise seeds, writes their strip, and measures them: for each its prompt, its
+    PSNR against the true clip, and its physics against the simulator's."""
     rows, records = [], []
-    for i, (scene, layout) in enumerate(zip(held_out.scenes, held_out.layouts, strict=True)):
-        paths = held_out.paths[[i]]
-        truth = (render_video(scene, layout, num_frames, size, size, paths) + 1) / 2  # [3, T, H, W]
-        clip = pipeline(
-            str(scene),
-            image=truth[None, :, 0],
-            height=size,
-            width=size,
-            num_frames=num_frames,
-            num_inference_steps=steps,
-            generator=torch.Generator().manual_seed(seeds[i]),
-        ).frames[0]  # type: ignore[union-attr]
-        real = truth.permute(1, 2, 3, 0).numpy()
-        physics = physics_of(clip, scene, paths)
+    for i, scene in enumerate(held_out.scenes):
+        generator = torch.Generator().manual_seed(seeds[i])
+        real, clip = true_and_generated(pipeline, held_out, i, generator, num_frames, steps, size)
+        physics = physics_of(clip, scene, held_out.paths[[i]])
         psnr = float(-10 * np.log10(np.square(clip - real).mean()))
         records.append({"prompt": str(scene), "psnr": psnr, "kept": physics.kept, **asdict(physics)})
         rows += [real, clip]

@@ -11,7 +11,7 @@ from PIL import Image
 from residua.world.pipeline import WorldPipeline
 from residua.world.renderer import render_video
 
-from .clips import draw_clips
+from .clips import Clips, draw_clips
 
 HELD_OUT_SEED = 1_000  # clips of this series are never trained on
 
@@ -40,37 +40,28 @@ def sample_strip(
     steps: int = 8,
     seed: int = 0,
 ) -> float:
-    """Generate held-out clips and write a strip: above each generated clip the true one.
-
-    Args:
-        pipeline: The pipeline to look at.
-        path: File of the picture.
-        balls: Shares of clips with one, two and three balls.
-        clips: Number of clips.
-        size: Width and height of a frame in pixels.
-        num_frames: Frames of a clip.
-        steps: Steps of the sampler.
-        seed: Seed of the noise.
-
-    Returns:
-        The PSNR in dB against the true clips.
-    """
+    """Generates held-out clips with one, two and three balls in these shares and writes a strip: above each
+    generated clip the true one. Returns the PSNR in dB against the true clips."""
     generator = torch.Generator().manual_seed(seed)
     held_out = draw_clips(HELD_OUT_SEED, 0, clips, balls)
-    rows, errors = [], []
-    for i, (scene, layout) in enumerate(zip(held_out.scenes, held_out.layouts, strict=True)):
-        truth = render_video(scene, layout, num_frames, size, size, held_out.paths[[i]])
-        clip = pipeline(
-            str(scene),
-            image=(truth[None, :, 0] + 1) / 2,
-            height=size,
-            width=size,
-            num_frames=num_frames,
-            num_inference_steps=steps,
-            generator=generator,
-        ).frames[0]  # type: ignore[union-attr]
-        real = (truth.permute(1, 2, 3, 0).numpy() + 1) / 2
-        rows += [real, clip]
-        errors.append(np.square(clip - real).mean())
-    contact_strip(rows, path)
-    return float(-10 * np.log10(np.mean(errors)))
+    pairs = [true_and_generated(pipeline, held_out, i, generator, num_frames, steps, size) for i in range(clips)]
+    contact_strip([clip for pair in pairs for clip in pair], path)
+    return float(-10 * np.log10(np.mean([np.square(clip - real).mean() for real, clip in pairs])))
+
+
+def true_and_generated(
+    pipeline: WorldPipeline, clips: Clips, i: int, generator: torch.Generator, num_frames: int, steps: int, size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clip number i as it should be, and as the pipeline continues its first frame: [T, H, W, 3] in [0, 1] each."""
+    scene, layout, paths = clips.scenes[i], clips.layouts[i], clips.paths[[i]]
+    truth = (render_video(scene, layout, num_frames, size, size, paths) + 1) / 2  # [3, T, H, W]
+    clip = pipeline(
+        str(scene),
+        image=truth[None, :, 0],
+        height=size,
+        width=size,
+        num_frames=num_frames,
+        num_inference_steps=steps,
+        generator=generator,
+    ).frames[0]  # type: ignore[union-attr]
+    return truth.permute(1, 2, 3, 0).numpy(), clip

@@ -15,60 +15,36 @@ import warnings
 from pathlib import Path
 
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from residua.errors import InputError
+from residua.tools.reports.figure import curves
 
 from .strips import sample_strip
 from .trainer import Recipe, Trainer
-
-
-class Reporter:
-    """Shows progress: a bar on a terminal, plain lines elsewhere."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.bar = None
-        if sys.stdout.isatty():
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self.bar = Progress(*columns, TextColumn("{task.fields[note]}"))
-            self.task = self.bar.add_task("training", total=last, completed=first, note="")
-            self.bar.start()
-
-    def advance(self, step: int, loss: float) -> None:
-        """Called after every step."""
-        if self.bar:
-            self.bar.update(self.task, completed=step, note=f"loss {loss:.4f}")
-
-    def say(self, line: str) -> None:
-        """Prints a line."""
-        if self.bar:
-            self.bar.console.print(line, highlight=False)
-        else:
-            print(line, flush=True)
-
-    def close(self) -> None:
-        """Releases the terminal."""
-        if self.bar:
-            self.bar.stop()
 
 
 def run(trainer: Trainer, out: Path, *, stop: int | None = None, log_every: int = 50, strip_every: int = 250) -> None:
     """Trains until `stop` (or the recipe's end) and writes checkpoint, weights, plot and strips to `out`."""
     out.mkdir(parents=True, exist_ok=True)
     last = min(stop or trainer.recipe.steps, trainer.recipe.steps)
-    reporter = Reporter(trainer.step, last)
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     losses: list[float] = []
     start = time.perf_counter()
-    try:
+    # a bar on a terminal, plain lines elsewhere
+    with Progress(*columns, TextColumn("{task.fields[note]}"), disable=not sys.stdout.isatty()) as bar:
+        line = bar.add_task("training", total=last, completed=trainer.step, note="")
         while trainer.step < last:
             losses.append(trainer.train_step())
             trainer.seconds += time.perf_counter() - start
             start = time.perf_counter()
-            reporter.advance(trainer.step, losses[-1])
+            bar.update(line, completed=trainer.step, note=f"loss {losses[-1]:.4f}")
             if trainer.step % log_every == 0 or trainer.step == last:
                 record = {"step": trainer.step, "seconds": round(trainer.seconds), "loss": sum(losses) / len(losses)}
                 record |= trainer.validate()
                 trainer.history.append(record)
-                reporter.say(" ".join(f"{key} {value:.5g}" for key, value in record.items()))
+                text = " ".join(f"{key} {value:.5g}" for key, value in record.items())
+                bar.console.print(text, highlight=False, soft_wrap=True)
                 losses = []
                 save(trainer, out)
             if strip_every and (trainer.step % strip_every == 0 or trainer.step == trainer.recipe.steps):
@@ -78,10 +54,9 @@ def run(trainer: Trainer, out: Path, *, stop: int | None = None, log_every: int 
                 pipeline.set_progress_bar_config(disable=True)
                 stage, _ = trainer.recipe.stage_at(trainer.step - 1)
                 quality = sample_strip(pipeline, path, balls=stage.balls)
-                reporter.say(f"{path}: {quality:.1f} dB against the true clips")
+                text = f"{path}: {quality:.1f} dB against the true clips"
+                bar.console.print(text, highlight=False, soft_wrap=True)
             start = time.perf_counter()
-    finally:
-        reporter.close()
 
 
 def save(trainer: Trainer, out: Path) -> None:
@@ -95,20 +70,13 @@ def save(trainer: Trainer, out: Path) -> None:
 def plot_history(history: list[dict[str, float]], path: Path) -> None:
     """Plots training loss and validation errors over steps; skipped with a warning if matplotlib is
     missing."""
+    keys = [key for key in history[-1] if key not in ("step", "seconds")]
+    lines = {key: [(record["step"], record[key]) for record in history] for key in keys}
+    title = "training loss; validation error by noise level (EMA weights)"
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        warnings.warn("no loss plot: matplotlib is not installed", stacklevel=2)
-        return
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    steps = [record["step"] for record in history]
-    for key in [k for k in history[-1] if k not in ("step", "seconds")]:
-        axes.plot(steps, [record[key] for record in history], label=key)
-    axes.set(xlabel="step", yscale="log", title="training loss; validation error by noise level (EMA weights)")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=120)
+        path.write_bytes(curves({title: lines}, "step", "", log=True).png)
+    except InputError as error:
+        warnings.warn(f"no loss plot: {error}", stacklevel=2)
 
 
 def main(argv: list[str] | None = None) -> None:

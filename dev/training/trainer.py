@@ -73,6 +73,7 @@ _FAIR = (
 FAIR_SHAPES = (*_FAIR * 4, BatchShape(1, "all", num_frames=16))
 VALIDATION_SHAPE = BatchShape(4, "frames", 1024)
 VALIDATION_LEVELS = (0.6, 0.85, 1.0)
+STATEFUL = ("model", "average", "adam", "muon")  # parts of a trainer that a checkpoint holds
 
 
 @dataclass(frozen=True)
@@ -242,15 +243,8 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint (atomically: an interrupted save leaves the previous one)."""
-        state = {
-            "model": self.model.state_dict(),
-            "average": self.average.state_dict(),
-            "adam": self.adam.state_dict(),
-            "muon": self.muon.state_dict(),
-            "step": self.step,
-            "seconds": self.seconds,
-            "history": self.history,
-        }
+        state = {name: getattr(self, name).state_dict() for name in STATEFUL}
+        state |= {"step": self.step, "seconds": self.seconds, "history": self.history}
         partial = path.with_suffix(".partial")
         torch.save(state, partial)
         os.replace(partial, path)
@@ -258,10 +252,8 @@ class Trainer:
     def load(self, path: Path) -> None:
         """Continue from a checkpoint."""
         state = torch.load(path, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.average.load_state_dict(state["average"])
-        self.adam.load_state_dict(state["adam"])
-        self.muon.load_state_dict(state["muon"])
+        for name in STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
         self.step, self.seconds, self.history = state["step"], state["seconds"], state["history"]
 
 

@@ -11,11 +11,11 @@ from residua.world.renderer import render_video
 from residua.world.simulator import simulate
 
 ONE = scenes.parse_prompt("a red rubber ball dropped on a sand floor at noon")
-ONE_LAYOUT = (scenes.Placement(0.6, 0.0, 2.3),)
+ONE_LAYOUT = (scenes.BallStart(0.6, 0.0, 2.3),)
 TWO = scenes.parse_prompt(
     "a blue rubber ball thrown right and a yellow clay ball resting on a brick floor in the evening"
 )
-TWO_LAYOUT = (scenes.Placement(0.6, -1.4, 1.8), scenes.Placement(0.62, 0.9, 0.62))
+TWO_LAYOUT = (scenes.BallStart(0.6, -1.4, 1.8), scenes.BallStart(0.62, 0.9, 0.62))
 
 
 def clip(scene: scenes.Scene, layout: scenes.Layout, frames: int = 32) -> np.ndarray:

@@ -14,7 +14,7 @@ def picture(
     floor: str = "sand",
     time: str = "at noon",
     motion: str = "dropped",
-    place: scenes.Placement = scenes.Placement(0.6, 0.0, 1.6),  # noqa: B008
+    place: scenes.BallStart = scenes.BallStart(0.6, 0.0, 1.6),  # noqa: B008
     frames: int = 1,
     size: int = 64,
 ) -> torch.Tensor:
@@ -45,7 +45,7 @@ def test_the_ball_is_round_and_where_the_camera_says() -> None:
 @pytest.mark.parametrize(("time", "side"), [("in the morning", -1), ("in the evening", 1)])
 def test_the_side_towards_the_sun_is_lit_and_the_shadow_falls_on_the_other(time: str, side: int) -> None:
     image = (picture(time=time)[:, 0] + 1) / 2
-    empty = (picture(time=time, place=scenes.Placement(0.6, 0.0, 80.0))[:, 0] + 1) / 2
+    empty = (picture(time=time, place=scenes.BallStart(0.6, 0.0, 80.0))[:, 0] + 1) / 2
     row = int((float(renderer.project(torch.tensor(0.0), torch.tensor(1.6))[1]) + 1) * 32)
     towards, away = (image[0, row, 32 + direction * side * 5] for direction in (1, -1))
     assert towards > away + 0.1
@@ -56,7 +56,7 @@ def test_the_side_towards_the_sun_is_lit_and_the_shadow_falls_on_the_other(time:
 
 
 def test_the_shadow_follows_the_ball() -> None:
-    clip = picture(motion="thrown right", place=scenes.Placement(0.6, -1.2, 1.8), frames=8)
+    clip = picture(motion="thrown right", place=scenes.BallStart(0.6, -1.2, 1.8), frames=8)
     floor = (clip[:, :, 44:] + 1).mean((0, 2))  # [T, W], brightness of the floor by column
     darkest = floor.argmin(1)
     assert darkest[4] > darkest[0] + 8

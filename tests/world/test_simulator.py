@@ -53,7 +53,7 @@ def test_the_same_scenes_give_the_same_paths_alone_and_in_company() -> None:
 
 def test_a_free_ball_follows_the_parabola() -> None:
     scene = scenes.parse_prompt("a red rubber ball thrown right on a sand floor at noon")
-    paths = simulate([scene], [(scenes.Placement(0.5, -1.5, 2.3),)])
+    paths = simulate([scene], [(scenes.BallStart(0.5, -1.5, 2.3),)])
     seconds = torch.arange(SAMPLES)[:40] * DURATION / (SAMPLES - 1)
     vx, vy = scenes.MOTIONS["thrown right"]
     expected = torch.stack([-1.5 + vx * seconds, 2.3 + vy * seconds - GRAVITY / 2 * seconds**2], dim=-1)
@@ -63,7 +63,7 @@ def test_a_free_ball_follows_the_parabola() -> None:
 @pytest.mark.parametrize("material", scenes.MATERIALS)
 def test_a_dropped_ball_comes_back_as_high_as_its_material_says(material: str) -> None:
     scene = scenes.parse_prompt(f"a red {material} ball dropped on a sand floor at noon")
-    paths = simulate([scene], [(scenes.Placement(0.5, 0.0, 1.5),)])
+    paths = simulate([scene], [(scenes.BallStart(0.5, 0.0, 1.5),)])
     height = paths.position[0, 0, :, 1] - 0.5
     landed = int((height < 0.02).nonzero()[0])
     again = height[landed + 1 :].max()
@@ -73,7 +73,7 @@ def test_a_dropped_ball_comes_back_as_high_as_its_material_says(material: str) -
 def test_two_equal_balls_exchange_their_velocities_up_to_what_is_lost() -> None:
     prompt = "a red rubber ball rolling right and a blue rubber ball resting on a sand floor at noon"
     scene = scenes.parse_prompt(prompt)
-    paths = simulate([scene], [(scenes.Placement(0.5, -1.5, 0.5), scenes.Placement(0.5, 0.0, 0.5))])
+    paths = simulate([scene], [(scenes.BallStart(0.5, -1.5, 0.5), scenes.BallStart(0.5, 0.0, 0.5))])
     speed = paths.velocity[0, :2, SAMPLES // 3, 0]  # after the collision, before a wall
     elasticity = scenes.MATERIALS["rubber"]
     expected = torch.tensor([1.5 * (1 - elasticity) / 2, 1.5 * (1 + elasticity) / 2])

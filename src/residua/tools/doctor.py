@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from ..errors import BackendError
 from ..ops import backends, native
 from ..ops.self_test import record, run_self_test
 from ..state import State
+from .bench.case import milliseconds
 
 PACKAGES = ("torch", "numpy", "safetensors", "diffusers", "transformers", "accelerate", "triton", "flashinfer-python")
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_tile")
@@ -34,24 +33,26 @@ class BackendState:
     automatic: bool  # whether backend="auto" may choose it
 
 
+def installed(package: str) -> str | None:
+    """The version of a package; None if it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def versions() -> dict[str, str | None]:
     """Installed versions of the packages that matter; None for a missing one."""
-    found: dict[str, str | None] = {"residua": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+    own = {"residua": __version__, "python": platform.python_version()}
+    return own | {package: installed(package) for package in PACKAGES}
 
 
 def cpu() -> dict[str, Any]:
     """The processor as the kernels see it."""
-    text = ""
     info = Path("/proc/cpuinfo")
-    if info.is_file():
-        text = info.read_text(errors="replace")
-    fields = dict(_pair(line) for line in text.splitlines() if ":" in line)
+    lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in pairs}
     flags = set(fields.get("flags", "").split())
     return {
         "model": fields.get("model name") or platform.processor() or platform.machine(),
@@ -117,25 +118,12 @@ def _timed(name: str, device: torch.device) -> str:
     state, config = State(), Config(backend=name)
     attention(q, k, v, config, state)
 
-    def seconds(work: Callable[[], object]) -> float:
-        work()
-        _wait(device)
-        start = time.perf_counter()
-        work()
-        _wait(device)
-        return time.perf_counter() - start
-
-    sparse = seconds(lambda: attention(q, k, v, config, state))
-    dense = seconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    sparse = milliseconds(lambda: attention(q, k, v, config, state), 2, device)
+    dense = milliseconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), 2, device)
     return (
         f"all kernels of {name} passed; a warm call (16,384 tokens x 8 heads, density 0.22) takes "
-        f"{1e3 * sparse:.2f} ms, SDPA {1e3 * dense:.2f} ms"
+        f"{sparse:.2f} ms, SDPA {dense:.2f} ms"
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def report() -> dict[str, Any]:
@@ -146,8 +134,3 @@ def report() -> dict[str, Any]:
         "gpus": gpus(),
         "backends": [asdict(state) for state in backend_states()],
     }
-
-
-def _pair(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.strip(), value.strip()

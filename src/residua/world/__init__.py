@@ -22,16 +22,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 def load_pipeline(
     folder: str | Path = WEIGHTS, torch_dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> WorldPipeline:
-    """The pipeline with trained weights.
-
-    Args:
-        folder: Folder of the weights.
-        torch_dtype: Precision of the weights; None: float32.
-        device: Where to put the model.
-
-    Returns:
-        A diffusers pipeline.
-    """
+    """The diffusers pipeline with the trained weights of a folder; `torch_dtype` None: float32."""
     try:
         import diffusers  # noqa: F401
     except ImportError as error:

@@ -75,21 +75,8 @@ def attention_concentration(
     levels: tuple[float, ...] = LEVELS,
     seed: int = 0,
 ) -> Tensor:
-    """Share of the keys that hold most of the attention.
-
-    Args:
-        pipeline: The pipeline to look at.
-        num_frames: Frames of a clip.
-        size: Width and height of a frame in pixels.
-        queries: Random rows per call.
-        mass: Share of the attention that the keys must hold.
-        prompts: Prompts of the clips.
-        levels: Levels of noise.
-        seed: Seed of noise and rows.
-
-    Returns:
-        [levels, layers, heads].
-    """
+    """Share of the keys that hold `mass` of the attention of random rows (`queries` of each call), [levels, layers,
+    heads]: mean over prompts whose clips are noised to each level."""
     generator = torch.Generator().manual_seed(seed)
     shares = []
     for level in levels:

@@ -58,25 +58,13 @@ class PromptTable(ModelMixin, ConfigMixin):  # type: ignore[misc]
         self.weight = nn.Parameter(torch.zeros(len(words), dim))
 
     def forward(self, counts: Tensor) -> Tensor:
-        """Sum the vectors of words.
-
-        Args:
-            counts: [B, CONTEXT_TOKENS, len(words)], how often each word is in each token.
-
-        Returns:
-            The context, [B, CONTEXT_TOKENS, dim].
-        """
+        """How often each word is in each token, [B, CONTEXT_TOKENS, len(words)] -> the context, [B, CONTEXT_TOKENS,
+        dim]."""
         return counts.to(self.weight.dtype) @ self.weight
 
     def encode(self, scenes: list[Scene | None]) -> Tensor:
-        """The context of parsed prompts.
-
-        Args:
-            scenes: B scenes; None stands for the empty prompt of classifier-free guidance.
-
-        Returns:
-            [B, CONTEXT_TOKENS, dim].
-        """
+        """The context of B parsed prompts, [B, CONTEXT_TOKENS, dim]; None stands for the empty prompt of
+        classifier-free guidance."""
         index = {word: i for i, word in enumerate(self.config["words"])}
         counts = torch.zeros(len(scenes), CONTEXT_TOKENS, len(index))
         for row, scene in enumerate(scenes):
@@ -106,17 +94,8 @@ def _context_words(scene: Scene | None) -> list[tuple[str, ...]]:
 def build_model(
     generator: torch.Generator, num_layers: int = TRANSFORMER_CONFIG["num_layers"], max_balls: int = MAX_BALLS
 ) -> WorldModel:
-    """A freshly initialised model. Residual branches start at zero and nothing favours neighbours: any
-    sparsity that the attention shows later was learned.
-
-    Args:
-        generator: The only source of randomness.
-        num_layers: Layers of the transformer.
-        max_balls: Recorded in the prompt table.
-
-    Returns:
-        Transformer and prompt table.
-    """
+    """A freshly initialised model; `max_balls` is recorded in the prompt table. Residual branches start at zero and
+    nothing favours neighbours: any sparsity that the attention shows later was learned."""
     # The constructor initialises from the global generator; these weights are replaced below.
     with torch.random.fork_rng(devices=[]):
         transformer = WanTransformer3DModel(**(TRANSFORMER_CONFIG | {"num_layers": num_layers}))
@@ -142,32 +121,15 @@ def build_model(
 
 
 def axes(num_frames: int, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Coordinates of frames, rows and columns.
-
-    Args:
-        num_frames: Frames of the clip.
-        height: In pixels.
-        width: In pixels.
-
-    Returns:
-        Time in [0, 1], and the pixel centres of y (downwards) and x in (-1, 1).
-    """
+    """Time of the frames in [0, 1], and the pixel centres of y (downwards) and x in (-1, 1)."""
     y = (torch.arange(height) + 0.5) / height * 2 - 1
     x = (torch.arange(width) + 0.5) / width * 2 - 1
     return frame_times(num_frames), y, x
 
 
 def coordinate_features(x: Tensor, y: Tensor, time: Tensor) -> Tensor:
-    """What the transformer is told about positions: values, sines and cosines.
-
-    Args:
-        x: In [-1, 1], of any shape S.
-        y: In [-1, 1], of shape S.
-        time: In [0, 1], of shape S.
-
-    Returns:
-        [COORDINATE_CHANNELS, *S].
-    """
+    """What the transformer is told about positions: values, sines and cosines. x and y in [-1, 1] and time in [0,
+    1], all of one shape S -> [COORDINATE_CHANNELS, *S]."""
     channels = []
     axes = ((x, _SPACE_FREQUENCIES), (y, _SPACE_FREQUENCIES), (time * 2 - 1, _TIME_FREQUENCIES))
     for values, frequencies in axes:
@@ -179,15 +141,8 @@ def coordinate_features(x: Tensor, y: Tensor, time: Tensor) -> Tensor:
 
 
 def condition_channels(first_frame: Tensor, num_frames: int) -> Tensor:
-    """The input channels other than the noisy clip.
-
-    Args:
-        first_frame: [B, 3, H, W] in [-1, 1].
-        num_frames: Frames of the clip.
-
-    Returns:
-        First frame, its mask and coordinates, [B, IN_CHANNELS - 3, T, H, W].
-    """
+    """The input channels other than the noisy clip: first frame, its mask and coordinates. [B, 3, H, W] in [-1, 1]
+    -> [B, IN_CHANNELS - 3, T, H, W]."""
     batch, _, height, width = first_frame.shape
     condition = first_frame.new_zeros(batch, 4, num_frames, height, width)
     condition[:, :3, 0] = first_frame
@@ -198,14 +153,7 @@ def condition_channels(first_frame: Tensor, num_frames: int) -> Tensor:
 
 
 def to_tokens(video: Tensor) -> Tensor:
-    """Cut a video into tokens in the order of Wan's patch embedding.
-
-    Args:
-        video: [B, C, T, H, W].
-
-    Returns:
-        [B, T * H/4 * W/4, C * 16].
-    """
+    """A video as tokens in the order of Wan's patch embedding: [B, C, T, H, W] -> [B, T * H/4 * W/4, C * 16]."""
     batch, channels, frames, height, width = video.shape
     grid = video.view(batch, channels, frames, height // PATCH, PATCH, width // PATCH, PATCH)
     return grid.permute(0, 2, 3, 5, 1, 4, 6).reshape(batch, -1, channels * PATCH**2)

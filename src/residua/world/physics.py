@@ -73,16 +73,8 @@ class Physics:
 
 
 def physics_of(video: np.ndarray | Tensor, scene: Scene, reference: np.ndarray | Tensor | Layout | Paths) -> Physics:
-    """Measure the physics of a clip.
-
-    Args:
-        video: [T, H, W, 3] in [0, 1].
-        scene: What the prompt says.
-        reference: Another video of the same size, or the layout or simulated paths if they are known.
-
-    Returns:
-        What happened to the balls.
-    """
+    """The physics of a clip [T, H, W, 3] in [0, 1]. The reference is another video of the same size, or the layout
+    or simulated paths of the scene if they are known."""
     pixels = _pixels(video)
     colours = [ball.colour for ball in scene.balls]
     if isinstance(reference, (np.ndarray, Tensor)):
@@ -97,15 +89,8 @@ def physics_of(video: np.ndarray | Tensor, scene: Scene, reference: np.ndarray |
 
 
 def track_balls(video: np.ndarray, colours: list[str]) -> list[Track]:
-    """Find balls by colour in every frame.
-
-    Args:
-        video: [T, H, W, 3] in [0, 1].
-        colours: Colours of the balls, words of the vocabulary.
-
-    Returns:
-        One track per colour; the radius is that of the first frame in which the ball is seen.
-    """
+    """Balls of these colours, words of the vocabulary, in every frame of a video [T, H, W, 3] in [0, 1]: a track
+    each, with the radius of the first frame in which the ball is seen."""
     hue, saturation, value = _hue_saturation_value(np.asarray(video, dtype=np.float32))
     solid = (saturation > _SATURATION) & (value > _VALUE)
     tracks = []
@@ -117,18 +102,7 @@ def track_balls(video: np.ndarray, colours: list[str]) -> list[Track]:
 
 
 def true_tracks(scene: Scene, paths: Paths, num_frames: int, height: int, width: int) -> list[Track]:
-    """Where the simulator's balls are in the picture.
-
-    Args:
-        scene: Scene of the clip.
-        paths: Paths of its balls.
-        num_frames: Frames of the video.
-        height: In pixels.
-        width: In pixels.
-
-    Returns:
-        One track per ball of the scene.
-    """
+    """Where the simulator's balls are in a picture of so many pixels, one track per ball of the scene."""
     places = paths.at(frame_times(num_frames)[None])[0].double()  # [K, T, 2]
     x, y, scale = project(places[..., 0], places[..., 1])
     centre = torch.stack([(x + 1) * width / 2 - 0.5, (y * width + height) / 2 - 0.5], dim=-1).numpy()
@@ -138,15 +112,7 @@ def true_tracks(scene: Scene, paths: Paths, num_frames: int, height: int, width:
 
 
 def compare_tracks(tracks: list[Track], wanted: list[Track]) -> Physics:
-    """Compare the balls of two clips.
-
-    Args:
-        tracks: Tracks of the clip to judge.
-        wanted: Tracks of the reference, the same balls in the same order.
-
-    Returns:
-        The differences.
-    """
+    """The differences between the balls of a clip and those of its reference, which come in the same order."""
     distances, missing, extra, bounces = [], 0, 0, 0
     lost = torn = 0
     for track, want in zip(tracks, wanted, strict=True):
@@ -179,15 +145,8 @@ def compare_tracks(tracks: list[Track], wanted: list[Track]) -> Physics:
 
 
 def find_bounces(track: Track, hop: float) -> list[int]:
-    """Frames in which a ball turns from falling to rising.
-
-    Args:
-        track: Track of the ball.
-        hop: By how many radii the path must fall before and rise after.
-
-    Returns:
-        Frame numbers of the lowest points.
-    """
+    """Frames in which a ball turns from falling to rising: its lowest points, where the path falls by `hop` radii
+    before and rises by as much after."""
     frames = np.flatnonzero(track.seen)
     depth = track.centre[frames, 1] / track.radius  # grows downwards
     found = []

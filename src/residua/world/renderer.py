@@ -59,14 +59,7 @@ class Look:
 
 
 def look_of(scenes: list[Scene]) -> Look:
-    """The colours and lights of scenes.
-
-    Args:
-        scenes: B scenes.
-
-    Returns:
-        Their look.
-    """
+    """The colours and lights of B scenes."""
     balls = torch.zeros(len(scenes), MAX_BALLS, 3)
     for row, scene in enumerate(scenes):
         for column, ball in enumerate(scene.balls):
@@ -79,15 +72,7 @@ def look_of(scenes: list[Scene]) -> Look:
 
 @lru_cache(maxsize=8)
 def camera_rays(height: int, width: int) -> Rays:
-    """The rays of a whole picture.
-
-    Args:
-        height: In pixels.
-        width: In pixels.
-
-    Returns:
-        Rays of shape [height, width].
-    """
+    """The rays of a whole picture, of shape [height, width]."""
     # The floor is as wide as the picture; a picture of another shape shows more or less of the sky and floor.
     across = (torch.arange(width) + 0.5) / width * 2 - 1
     upward = (1 - (torch.arange(height) + 0.5) / height * 2) * height / width
@@ -101,16 +86,8 @@ def camera_rays(height: int, width: int) -> Rays:
 
 
 def project(x: Tensor, y: Tensor, z: Tensor | float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Where points of the world are in a square picture.
-
-    Args:
-        x: To the right, metres.
-        y: Above the floor.
-        z: Towards the camera.
-
-    Returns:
-        Picture coordinates in [-1, 1] (to the right, downwards) and the length of a metre there.
-    """
+    """Where points of the world (x to the right, y above the floor, z towards the camera, in metres) are in a square
+    picture: coordinates in [-1, 1] (to the right, downwards) and the length of a metre there."""
     offset_y, offset_z = y - _EYE_Y, torch.as_tensor(z) - _EYE_Z
     depth = offset_y * _FORWARD_Y + offset_z * _FORWARD_Z
     scale = 1 / (depth * _ZOOM)
@@ -118,18 +95,14 @@ def project(x: Tensor, y: Tensor, z: Tensor | float = 0.0) -> tuple[Tensor, Tens
 
 
 def shade(look: Look, rays: Rays, centres: Tensor, radius: Tensor, pixel: float) -> Tensor:
-    """Colours seen along rays.
+    """Colours seen along rays, [B, N, P, 3] in [-1, 1].
 
     Args:
         look: Looks of B clips.
         rays: Of shape [B, N, P] or anything that broadcasts to it.
         centres: Centres of the balls, [B, K, N, 2].
         radius: Radii of the balls, [B, K].
-        pixel: The width of a pixel in picture coordinates (2 / width), for smooth edges.
-
-    Returns:
-        Colours in [-1, 1], [B, N, P, 3].
-    """
+        pixel: The width of a pixel in picture coordinates (2 / width), for smooth edges."""
     up = rays.y.clamp_min(0)
     height = (1 - torch.exp(-7 * up))[..., None]  # in the sky
     image = torch.lerp(_spread(look.horizon), _spread(look.sky), height)
@@ -147,19 +120,8 @@ def shade(look: Look, rays: Rays, centres: Tensor, radius: Tensor, pixel: float)
 def render_video(
     scene: Scene, layout: Layout, num_frames: int, height: int, width: int, paths: Paths | None = None
 ) -> Tensor:
-    """The true clip of a scene.
-
-    Args:
-        scene: What to show.
-        layout: Where its balls start.
-        num_frames: Frames of the clip, which always lasts as long: more frames are finer in time.
-        height: In pixels.
-        width: In pixels.
-        paths: Paths of the balls, if they are known already.
-
-    Returns:
-        [3, T, H, W] in [-1, 1].
-    """
+    """The true clip of a scene, [3, T, H, W] in [-1, 1]. It always lasts as long: more frames are finer in time.
+    `paths` of the balls may be given if they are known already."""
     paths = simulate([scene], [layout]) if paths is None else paths
     time = frame_times(num_frames)[None]
     rays = camera_rays(height, width)
@@ -169,27 +131,12 @@ def render_video(
 
 
 def frame_times(num_frames: int) -> Tensor:
-    """Times of the frames of a clip.
-
-    Args:
-        num_frames: Number of frames.
-
-    Returns:
-        [T], from 0 to 1.
-    """
+    """Times of the frames of a clip, [T] from 0 to 1."""
     return torch.arange(num_frames) / max(1, num_frames - 1)
 
 
 def shadow_place(look: Look, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Where on the floor the shadows of balls fall.
-
-    Args:
-        look: Looks of B clips.
-        centres: [B, K, N, 2].
-
-    Returns:
-        x and z, [B, K, N] each.
-    """
+    """Where on the floor the shadows of balls at `centres` [B, K, N, 2] fall: x and z, [B, K, N] each."""
     sun = look.sun[:, :, None, None]  # [B, 3, 1, 1]
     along = centres[..., 1] / sun[:, 1]
     return centres[..., 0] - sun[:, 0] * along, -sun[:, 2] * along

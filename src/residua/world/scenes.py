@@ -86,7 +86,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Placement:
+class BallStart:
     """What the prompt leaves open: the radius of a ball and where its centre starts."""
 
     radius: float
@@ -94,18 +94,11 @@ class Placement:
     y: float
 
 
-Layout = tuple[Placement, ...]
+Layout = tuple[BallStart, ...]
 
 
 def vocabulary(max_balls: int = MAX_BALLS) -> str:
-    """The closed vocabulary in words, for error messages and help texts.
-
-    Args:
-        max_balls: How many balls a prompt may name.
-
-    Returns:
-        One line that shows the form of a prompt and lists all words.
-    """
+    """One line that shows the form of a prompt and lists all words, for error messages and help texts."""
     more = f" [and ... up to {max_balls} balls]" if max_balls > 1 else ""
     return (
         f"'a <colour> <material> ball <motion>{more} on a <floor> floor <time>'; "
@@ -115,18 +108,11 @@ def vocabulary(max_balls: int = MAX_BALLS) -> str:
 
 
 def parse_prompt(prompt: str, max_balls: int = MAX_BALLS) -> Scene:
-    """Read a prompt.
-
-    Args:
-        prompt: Such as "a red rubber ball thrown right on a sand floor at noon"; case does not matter.
-        max_balls: How many balls the prompt may name.
-
-    Returns:
-        The scene that it describes.
+    """The scene that a prompt such as "a red rubber ball thrown right on a sand floor at noon" describes; case does
+    not matter.
 
     Raises:
-        PromptError: Names the word that is wrong and the whole vocabulary.
-    """
+        PromptError: Names the word that is wrong and the whole vocabulary."""
 
     def error(reason: str) -> PromptError:
         return PromptError(f"prompt {prompt!r}: {reason}; wanted {vocabulary(max_balls)}")
@@ -162,15 +148,8 @@ def parse_prompt(prompt: str, max_balls: int = MAX_BALLS) -> Scene:
 
 
 def random_scene(generator: torch.Generator, balls: int = 1) -> Scene:
-    """A random prompt; the first ball always moves, so that something happens.
-
-    Args:
-        generator: The only source of randomness.
-        balls: How many balls.
-
-    Returns:
-        A scene with that many balls of different colours.
-    """
+    """A random prompt with so many balls of different colours; the first ball always moves, so that something
+    happens."""
     order = torch.randperm(len(COLOURS), generator=generator).tolist()
     moving = [motion for motion in MOTIONS if motion != "resting"]
     members = []
@@ -182,45 +161,24 @@ def random_scene(generator: torch.Generator, balls: int = 1) -> Scene:
 
 
 def random_layout(scene: Scene, generator: torch.Generator) -> Layout:
-    """Random starts: balls that move sideways start on the side that they leave or in the middle.
-
-    Args:
-        scene: The scene whose balls are placed.
-        generator: The only source of randomness.
-
-    Returns:
-        One placement per ball; none overlap.
-    """
+    """Random starts, one per ball; none overlap. Balls that move sideways start on the side that they leave or in
+    the middle."""
     for attempt in itertools.count():
-        layout = tuple(_random_placement(ball, RADII[len(scene.balls) - 1], generator, attempt) for ball in scene.balls)
+        layout = tuple(_random_start(ball, RADII[len(scene.balls) - 1], generator, attempt) for ball in scene.balls)
         if all(_apart(a, b) for i, a in enumerate(layout) for b in layout[:i]):
             return layout
     raise AssertionError("unreachable")
 
 
 def default_layout(scene: Scene) -> Layout:
-    """The layout of a prompt without an image: always the same for a scene.
-
-    Args:
-        scene: The scene whose balls are placed.
-
-    Returns:
-        One placement per ball.
-    """
+    """The layout of a prompt without an image: always the same for a scene."""
     seed = sum(ord(letter) * (i + 1) for i, letter in enumerate(str(scene)))
     return random_layout(scene, torch.Generator().manual_seed(seed))
 
 
 def physics_arrays(scenes: list[Scene], layouts: list[Layout]) -> dict[str, np.ndarray]:
-    """What the simulator needs, as arrays.
-
-    Args:
-        scenes: B scenes.
-        layouts: Their layouts.
-
-    Returns:
-        start and velocity [B, MAX_BALLS, 2], radius and restitution [B, MAX_BALLS]; a radius of 0 is no ball.
-    """
+    """What the simulator needs of B scenes: start and velocity [B, MAX_BALLS, 2], radius and restitution [B,
+    MAX_BALLS]; a radius of 0 is no ball."""
     shape = (len(scenes), MAX_BALLS)
     start, velocity = np.zeros((*shape, 2)), np.zeros((*shape, 2))
     radius, restitution = np.zeros(shape), np.zeros(shape)
@@ -233,9 +191,7 @@ def physics_arrays(scenes: list[Scene], layouts: list[Layout]) -> dict[str, np.n
     return {"start": start, "velocity": velocity, "radius": radius, "restitution": restitution}
 
 
-def _random_placement(
-    ball: Ball, radii: tuple[float, float], generator: torch.Generator, attempt: int = 0
-) -> Placement:
+def _random_start(ball: Ball, radii: tuple[float, float], generator: torch.Generator, attempt: int = 0) -> BallStart:
     """After many attempts (`attempt`) balls may start anywhere, then they are made smaller."""
     radius = _uniform(*radii, generator) if attempt < _NARROW else radii[0]
     side = -np.sign(MOTIONS[ball.motion][0]) if attempt < _WIDE else 0
@@ -245,10 +201,10 @@ def _random_placement(
     y = radius
     if ball.motion not in ON_THE_FLOOR:
         y = _uniform(1.0, 1.8, generator) if ball.motion.startswith("lobbed") else _uniform(1.3, 2.3, generator)
-    return Placement(radius, float(x), y)
+    return BallStart(radius, float(x), y)
 
 
-def _apart(a: Placement, b: Placement) -> bool:
+def _apart(a: BallStart, b: BallStart) -> bool:
     return bool(np.hypot(a.x - b.x, a.y - b.y) > a.radius + b.radius + _GAP)
 
 

@@ -31,14 +31,7 @@ class Paths:
     radius: Tensor  # [B, K], 0 where there is no ball
 
     def at(self, time: Tensor) -> Tensor:
-        """Positions at any times.
-
-        Args:
-            time: [B, N] in [0, 1].
-
-        Returns:
-            Positions [B, K, N, 2], linear between samples.
-        """
+        """Positions [B, K, N, 2] at any times [B, N] in [0, 1], linear between samples."""
         place = time.clamp(0, 1) * (SAMPLES - 1)
         before = place.floor().clamp(max=SAMPLES - 2).long()
         index = before[:, None, :, None].expand(-1, self.position.shape[1], -1, 2)
@@ -50,15 +43,7 @@ class Paths:
 
 
 def simulate(scenes: list[Scene], layouts: list[Layout]) -> Paths:
-    """Simulates the balls of many clips at once.
-
-    Args:
-        scenes: B scenes.
-        layouts: Where their balls start.
-
-    Returns:
-        The paths; they depend on nothing but the arguments.
-    """
+    """Simulates the balls of many clips at once. The paths depend on nothing but the arguments."""
     arrays = physics_arrays(scenes, layouts)
     position, velocity, radius = arrays["start"], arrays["velocity"], arrays["radius"]
     step = DURATION / ((SAMPLES - 1) * _SUBSTEPS)
@@ -78,14 +63,8 @@ def simulate(scenes: list[Scene], layouts: list[Layout]) -> Paths:
 
 
 def energy(paths: Paths) -> Tensor:
-    """Kinetic and potential energy of all balls of a clip; masses are proportional to the radius cubed.
-
-    Args:
-        paths: Paths of B clips.
-
-    Returns:
-        [B, SAMPLES].
-    """
+    """Kinetic and potential energy of all balls of B clips, [B, SAMPLES]; masses are proportional to the radius
+    cubed."""
     kinetic = 0.5 * paths.velocity.double().square().sum(-1)
     potential = GRAVITY * paths.position[..., 1].double()
     return (paths.radius.double().pow(3)[..., None] * (kinetic + potential)).sum(1)

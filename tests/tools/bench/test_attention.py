@@ -11,15 +11,15 @@ import torch
 from residua.errors import BackendError, InputError
 from residua.ops.torch_backend import TorchBackend
 from residua.tools.bench import sweep
-from residua.tools.bench.attention import Measurement, Task, measure
+from residua.tools.bench.attention import CallCase, CallTimes, measure
 from residua.tools.bench.memory import peak_extra_bytes
 from tests.support.command import run
 
-SMALL = Task(tokens=512, heads=2, head_dim=32, backend="torch", repeats=2)
+SMALL = CallCase(tokens=512, heads=2, head_dim=32, backend="torch", repeats=2)
 
 
 @pytest.fixture(scope="module")
-def row() -> Measurement:
+def row() -> CallTimes:
     return measure(SMALL)
 
 
@@ -70,7 +70,7 @@ def test_an_output_without_numbers_is_not_reported(monkeypatch):
 @pytest.mark.parametrize("change", [{"dtype": "int8"}, {"concentration": "wide"}, {"tokens": 0}])
 def test_a_task_that_makes_no_sense_is_refused(change):
     with pytest.raises(InputError, match=next(iter(change))):
-        Task(**change)
+        CallCase(**change)
 
 
 def test_the_peak_of_a_piece_of_work_is_seen():

@@ -11,11 +11,13 @@ import torch
 
 import residua
 from residua.errors import BackendError, InputError
+from residua.method.inputs import validate
 from residua.ops.torch_backend import TorchBackend
 from residua.tools.bench import gpu
+from residua.tools.bench.case import milliseconds
 
 CPU = torch.device("cpu")
-SMALL = gpu.GpuTask(tokens=256, heads=5, head_dim=32, dtype="fp32", density=0.9, repeats=2)
+SMALL = gpu.GpuCase(tokens=256, heads=5, head_dim=32, dtype="fp32", density=0.9, repeats=2)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def test_a_wrong_kernel_gets_no_times(monkeypatch):
         return out * 1.01, lse
 
     monkeypatch.setattr(TorchBackend, "attend", wrong)
-    call = SMALL.call(CPU)
+    call = validate(*SMALL.tensors(CPU))
     found = gpu.measure_backend(SMALL, call, TorchBackend(), call.v, lambda _: None)
     assert set(found) == {"wrong"}
     assert "no times are reported" in found["wrong"]
@@ -84,7 +86,7 @@ def test_what_is_wrong_only_in_what_is_timed_gets_no_times(monkeypatch, what):
     if what == "calls":
         monkeypatch.setattr("residua.tools.bench.gpu.attention", lambda *a, **k: spoiled(*a, **k))
     task = replace(SMALL, tokens=512, density=0.3)  # enough for a drift
-    call = task.call(CPU)
+    call = validate(*task.tensors(CPU))
     dense = torch.nn.functional.scaled_dot_product_attention(call.q, call.k, call.v)
     found = gpu.measure_backend(task, call, TorchBackend(), dense, lambda _: None)
     assert set(found) == {"wrong"}
@@ -112,7 +114,7 @@ def test_the_tables(report):
 
 
 def test_heads_differ_although_they_are_made_in_parts():
-    call = SMALL.call(CPU)
+    call = validate(*SMALL.tensors(CPU))
     assert call.q.shape == (1, 5, 256, 32)
     assert not torch.equal(call.q[:, 0], call.q[:, 4])
 
@@ -120,10 +122,10 @@ def test_heads_differ_although_they_are_made_in_parts():
 @pytest.mark.parametrize("wrong", [{"dtype": "fp8"}, {"tokens": 0}, {"concentration": "none"}])
 def test_bad_tasks_are_refused(wrong):
     with pytest.raises(InputError):
-        gpu.GpuTask(**wrong)
+        gpu.GpuCase(**wrong)
 
 
 def test_the_median_is_reported(monkeypatch):
     clock = iter([0.0, 1.0, 10.0, 12.0, 20.0, 29.0])
-    monkeypatch.setattr(gpu, "_now", lambda device: next(clock))
-    assert math.isclose(gpu.milliseconds(lambda: None, 3, CPU), 2000.0)
+    monkeypatch.setattr("residua.tools.bench.case._now", lambda device: next(clock))
+    assert math.isclose(milliseconds(lambda: None, 3, CPU), 2000.0)

@@ -4,7 +4,6 @@ of reporting times if the outputs are wrong."""
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from ... import __version__
 from ...api import attention
 from ...config import Config
-from ...errors import BackendError, InputError
+from ...errors import BackendError
 from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
 from ...method.route import route_cells
@@ -24,43 +23,26 @@ from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.select import choose_backend
 from ...state import State
-from ...synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
+from ...synthetic import key_fraction, video_like
 from ...types import Call
 from ..doctor import cpu
+from .case import DTYPES, BenchCase, median_stages_ms, milliseconds
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes
 
 FOR_EVER = 10**9  # steps between two clusterings, for calls that are to keep their groups
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Task:
-    """What to measure."""
+class CallCase(BenchCase):
+    """What to measure on the CPU."""
 
-    tokens: int = 16384
-    heads: int = 2
-    head_dim: int = 128
-    density: float = 0.22
-    dtype: str = "fp32"
-    concentration: str = "medium"
     backend: str = "auto"
-    repeats: int = 5
     reconstruction: str = "anchored"
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype={self.dtype!r}: wanted one of {', '.join(DTYPES)}")
-        if self.concentration not in CONCENTRATIONS:
-            raise InputError(f"concentration={self.concentration!r}: wanted one of {', '.join(CONCENTRATIONS)}")
-        for name in ("tokens", "heads", "head_dim", "repeats"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: wanted at least 1")
-
     def call(self) -> tuple[Tensor, Tensor, Tensor]:
-        grid = grid_for(self.tokens)
-        recipe = VideoLike(grid, self.heads, self.head_dim, CONCENTRATIONS[self.concentration])
-        return video_like(recipe, DTYPES[self.dtype])
+        return video_like(self.recipe, DTYPES[self.dtype])
 
     @property
     def key_fraction(self) -> float:
@@ -70,10 +52,10 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class CallTimes:
     """Times in milliseconds, medians over the repeats."""
 
-    task: Task
+    task: CallCase
     dense_ms: float
     call_ms: float  # warm-started, tokens keep the groups of the step before
     regroup_ms: float  # warm-started, tokens are clustered again: one call in `regroup_every`
@@ -127,7 +109,7 @@ class Measurement:
         return {**asdict(self), **derived, "residua": __version__, "torch": torch.__version__}
 
 
-def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Measurement:
+def measure(task: CallCase, progress: Callable[[str], None] = lambda _: None) -> CallTimes:
     """Measures one task; raises BackendError instead of reporting times of a wrong result."""
     config = Config(density=task.density, backend=task.backend, reconstruction=task.reconstruction)
     q, k, v = task.call()
@@ -135,33 +117,31 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
     progress("check")
     backend = _checked_backend(validate(q, k, v), config)
     progress("cold")
-    cold = _seconds(lambda: attention(q, k, v, config, state))
+    cold = milliseconds(lambda: attention(q, k, v, config, state), 1, CPU)
     memory = peak_extra_bytes(lambda: attention(q, k, v, config, state))
-    dense, warm, regrouped, stages = [], [], [], []
+    dense, warm, regrouped, receipts = [], [], [], []
     kept, again = replace(config, regroup_every=FOR_EVER), replace(config, regroup_every=1)
     clustering = State()  # remembers no groups, only where they lay
     for own, remembered in ((kept, state), (again, clustering)):
         attention(q, k, v, own, remembered)
     for _ in range(task.repeats):
         progress("dense")
-        dense.append(_seconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)))
+        dense.append(milliseconds(lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v), 1, CPU))
         progress("sparse")
-        regrouped.append(_seconds(lambda: attention(q, k, v, again, clustering)))
-        warm.append(_seconds(lambda: attention(q, k, v, kept, state)))
-        _, receipt = attention(q, k, v, kept, state, return_receipt=True, time_stages=True)
-        assert receipt.timings is not None
-        stages.append(receipt.timings.seconds)
+        regrouped.append(milliseconds(lambda: attention(q, k, v, again, clustering), 1, CPU))
+        warm.append(milliseconds(lambda: attention(q, k, v, kept, state), 1, CPU))
+        receipts.append(attention(q, k, v, kept, state, return_receipt=True, time_stages=True)[1])
     out, receipt = attention(q, k, v, config, state, return_receipt=True)
     mean, p99 = row_errors(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
     if not mean < 1.0:
         raise BackendError(f"the output is off by {mean:.3g} of its size on average; nothing is reported")
-    per_stage = {name: 1e3 * statistics.median(s[name] for s in stages) for name in stages[0]}
-    return Measurement(
+    per_stage = median_stages_ms(receipts)
+    return CallTimes(
         task=task,
-        dense_ms=1e3 * statistics.median(dense),
-        call_ms=1e3 * statistics.median(warm),
-        regroup_ms=1e3 * statistics.median(regrouped),
-        cold_ms=1e3 * cold,
+        dense_ms=statistics.median(dense),
+        call_ms=statistics.median(warm),
+        regroup_ms=statistics.median(regrouped),
+        cold_ms=cold,
         stages_ms=per_stage,
         kernel_ms=per_stage["attention"],
         kernel_density=receipt.costs["routed"] + receipt.costs.get("summary", 0.0),
@@ -176,12 +156,6 @@ def measure(task: Task, progress: Callable[[str], None] = lambda _: None) -> Mea
         threads=torch.get_num_threads(),
         cpu=cpu()["model"],
     )
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def _checked_backend(call: Call, config: Config) -> Backend:

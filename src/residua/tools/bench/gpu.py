@@ -6,12 +6,9 @@ never reported.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +16,7 @@ from torch import Tensor
 from ... import __version__
 from ...api import attention
 from ...config import Config
-from ...errors import BackendError, InputError
+from ...errors import BackendError
 from ...method.budget import allowance
 from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
@@ -32,51 +29,25 @@ from ...ops.backend import Backend, Demand
 from ...ops.gpu_cache import remember
 from ...ops.select import backends
 from ...state import State
-from ...synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
 from ...types import Call, Route, SummaryKeys
-from .attention import DTYPES
+from ..doctor import installed
+from ..reports.table import Table
+from .case import BenchCase, median_stages_ms, milliseconds
 from .check import ROUNDING, kernel_error
 from .dense import dense_kernels
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-HEADS_AT_ONCE = 4
 MAX_CALL_ERROR = 0.5  # mean error of a call that no head can have unless something is broken
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class GpuTask:
-    """What to measure; the defaults are a call of HunyuanVideo at 720p."""
+class GpuCase(BenchCase):
+    """What to measure on a GPU; the defaults are a call of HunyuanVideo at 720p."""
 
     tokens: int = 75600
     heads: int = 24
-    head_dim: int = 128
     dtype: str = "bf16"
-    density: float = 0.22
-    concentration: str = "medium"
     repeats: int = 10
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise InputError(f"dtype={self.dtype!r}: wanted one of {', '.join(DTYPES)}")
-        if self.concentration not in CONCENTRATIONS:
-            wanted = ", ".join(CONCENTRATIONS)
-            raise InputError(f"concentration={self.concentration!r}: wanted one of {wanted}")
-        for name in ("tokens", "heads", "head_dim", "repeats"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: wanted at least 1")
-
-    def call(self, device: torch.device) -> Call:
-        """A synthetic call on the device, generated a few heads at a time."""
-        grid, level = grid_for(self.tokens), CONCENTRATIONS[self.concentration]
-        parts = []
-        for first in range(0, self.heads, HEADS_AT_ONCE):
-            heads = min(HEADS_AT_ONCE, self.heads - first)
-            recipe = replace(VideoLike(grid, heads, self.head_dim, level), seed=first)
-            parts.append([x.to(device) for x in video_like(recipe, DTYPES[self.dtype])])
-        return validate(*(torch.cat(same, dim=1) for same in zip(*parts, strict=True)))
 
 
 def require_gpu() -> torch.device:
@@ -89,10 +60,10 @@ def require_gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def measure(task: GpuTask, device: torch.device, progress: Progress = lambda _: None) -> dict[str, Any]:
+def measure(task: GpuCase, device: torch.device, progress: Progress = lambda _: None) -> dict[str, Any]:
     """Everything about one task on one device, as plain values for JSON."""
     progress("making a call")
-    call = task.call(device)
+    call = validate(*task.tensors(device))
     dense_ms: dict[str, Any] = {}
     dense = None
     for name, kernel in dense_kernels(call.q, call.k, call.v, call.scale).items():
@@ -125,21 +96,22 @@ def _try_dense(kernel: Callable[[], Tensor] | str, repeats: int, device: torch.d
         return f"refused: {str(error).splitlines()[0]}", None
 
 
-def measure_backend(task: GpuTask, call: Call, backend: Backend, dense: Tensor, progress: Progress) -> dict[str, Any]:
+def measure_backend(task: GpuCase, call: Call, backend: Backend, dense: Tensor, progress: Progress) -> dict[str, Any]:
     """Checks a backend's kernel, then times its primitives and whole calls."""
     config = Config(density=task.density, backend=backend.name)
     device = call.q.device
     with torch.no_grad():
         works, route, summary = primitives(call, config, backend)
         out, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
-        bare, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
+        without, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
         # checked as timed: the kernel without a summary, and with one that has a drift
-        error = _worst(kernel_error(call, route, bare), kernel_error(call, route, out, summary))
+        errors = kernel_error(call, route, without), kernel_error(call, route, out, summary)
+        error = float(torch.tensor(errors, dtype=torch.float64).max())  # NaN if one is NaN, which `max` might drop
         if not error <= ROUNDING[call.q.dtype]:
             limit = ROUNDING[call.q.dtype]
             return {"wrong": f"rows differ from fp64 by {error:.3g}, more than {limit:g}: no times are reported"}
         again, _ = backend.attend(call.q, call.k, call.v, route, call.scale, summary)
-        del bare
+        del without
         times = {}
         for name, work in works.items():
             progress(f"{backend.name}: {name}")
@@ -151,12 +123,7 @@ def measure_backend(task: GpuTask, call: Call, backend: Backend, dense: Tensor, 
     return calls if "wrong" in calls else {**report, **calls}
 
 
-def _worst(*errors: float) -> float:
-    """The largest; NaN if one is NaN, which `max` might drop."""
-    return float(torch.tensor(errors, dtype=torch.float64).max())
-
-
-def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> dict[str, Any]:
+def _measure_calls(task: GpuCase, call: Call, config: Config, dense: Tensor) -> dict[str, Any]:
     device, state = call.q.device, State()
 
     def run(**options: Any) -> Any:
@@ -166,10 +133,7 @@ def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> 
     state.reset()
     cold = milliseconds(run, 1, device)
     warm = milliseconds(run, task.repeats, device)
-    stages = []
-    for _ in range(task.repeats):
-        _, receipt = run(return_receipt=True, time_stages=True)
-        stages.append(receipt.timings.seconds)
+    receipts = [run(return_receipt=True, time_stages=True)[1] for _ in range(task.repeats)]
     peak = peak_bytes(run, device)
     out, receipt = run(return_receipt=True)
     mean, p99 = row_errors(out, dense)
@@ -178,7 +142,7 @@ def _measure_calls(task: GpuTask, call: Call, config: Config, dense: Tensor) -> 
     return {
         "cold_ms": cold,
         "call_ms": warm,
-        "stages_ms": {name: 1e3 * statistics.median(s[name] for s in stages) for name in stages[0]},
+        "stages_ms": median_stages_ms(receipts),
         "density": receipt.density,
         "routed_density": float(receipt.pairs.density("routed")),
         "mean_error": mean,
@@ -232,24 +196,6 @@ def primitives(
     )
 
 
-def milliseconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Median time of `work` after one run to warm up, which also compiles its kernels."""
-    if repeats > 1:
-        work()
-    times = []
-    for _ in range(repeats):
-        start = _now(device)
-        work()
-        times.append(_now(device) - start)
-    return 1e3 * statistics.median(times)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
     """Device memory that `work` needs beyond what is held already."""
     if device.type != "cuda":
@@ -263,11 +209,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int | None:
 def environment(device: torch.device) -> dict[str, Any]:
     """What the numbers depend on; nothing that identifies the user or the machine."""
     found: dict[str, Any] = {"residua": __version__, "torch": torch.__version__, "device": device.type}
-    for package in ("triton", "flashinfer-python", "flash-attn"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
+    found |= {package: installed(package) for package in ("triton", "flashinfer-python", "flash-attn")}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found["gpu"] = properties.name
@@ -280,19 +222,20 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def tables(report: dict[str, Any]) -> list[Table]:
     """The report for a terminal: dense kernels, then backends."""
-    from rich.table import Table
-
-    dense = Table("dense kernel", "ms", title="Dense attention")
-    for name, value in report["dense_ms"].items():
-        dense.add_row(name, f"{value:.2f}" if isinstance(value, float) else f"[dim]{value}[/dim]")
-    best = min((v for v in report["dense_ms"].values() if isinstance(v, float)), default=float("nan"))
+    times = report["dense_ms"]
+    dense = tuple((name, f"{value:.2f}" if isinstance(value, float) else value) for name, value in times.items())
+    best = min((value for value in times.values() if isinstance(value, float)), default=float("nan"))
     columns = ("backend", "call ms", "speed-up", "kernel ms", "cold ms", "density", "mean error", "p99 error")
-    sparse = Table(*columns, title="Sparse attention, against the fastest dense kernel")
+    rows, reasons = [], []
     for name, found in report["backends"].items():
         if "call_ms" not in found:
-            sparse.add_row(name, found.get("wrong") or "; ".join(found["reasons"]))
+            reasons.append(f"{name}: {found.get('wrong') or '; '.join(found['reasons'])}")
             continue
-        times = (found["call_ms"], best / found["call_ms"], found["primitives_ms"]["attend"], found["cold_ms"])
+        took = (found["call_ms"], best / found["call_ms"], found["primitives_ms"]["attend"], found["cold_ms"])
         shares = (found["density"], found["mean_error"], found["p99_error"])
-        sparse.add_row(name, *(f"{t:.2f}" for t in times), *(f"{s:.4f}" for s in shares))
-    return [dense, sparse]
+        rows.append((name, *(f"{t:.2f}" for t in took), *(f"{s:.4f}" for s in shares)))
+    title = "Sparse attention, against the fastest dense kernel"
+    return [
+        Table("Dense attention", ("dense kernel", "ms"), dense),
+        Table(title, columns, tuple(rows), "\n".join(reasons)),
+    ]

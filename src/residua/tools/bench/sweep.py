@@ -7,39 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
 from ...util.whole_file import write_whole
-from ..reports.figure import INK, OTHERS, PART_COLOURS, RESIDUA
-from .attention import Task
+from ..reports.figure import INK, OTHERS, PART_COLOURS, RESIDUA, canvas, drawn
+from .attention import CallCase
 
 
-def tasks(base: Task, tokens: Sequence[int], densities: Sequence[float]) -> list[Task]:
+def tasks(base: CallCase, tokens: Sequence[int], densities: Sequence[float]) -> list[CallCase]:
     """One task for every density and token count."""
     return [replace(base, tokens=n, density=d) for d in densities for n in tokens]
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draws measurements, as they stand in the JSON, to a PNG."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise InputError(f"drawing needs {error.name}; run: pip install 'residua[lab]'") from None
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
-    _speed_panel(left, rows)
-    _stage_panel(right, rows)
-    first = rows[0]
-    task = first["task"]
+    figure, axes = canvas(2, width=6, height=4.6)
+    _speed_panel(axes[0, 0], rows)
+    _stage_panel(axes[0, 1], rows)
+    first, task = rows[0], rows[0]["task"]
     figure.suptitle(
         f"Warm call, reconstruction {task['reconstruction']}, against dense SDPA: {first['cpu']}, "
         f"{first['threads']} threads, {task['dtype']}, head dim {task['head_dim']}",
         fontsize=11,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, lambda scratch: figure.savefig(scratch, dpi=130, format="png"))
-    pyplot.close(figure)
+    png = drawn(figure).png
+    write_whole(path, lambda scratch: scratch.write_bytes(png))
 
 
 def _speed_panel(axes: Any, rows: Sequence[dict[str, Any]]) -> None:

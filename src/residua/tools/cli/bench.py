@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from ...util import json_text
-from .app import PlainGroup, app, command, console, figures, show, writable
+from ..reports.table import Table, number
+from .app import PlainGroup, app, command, console, show, writable
 from .options import BackendName, ForceFile, ReconstructionName, numbers, whole_numbers
 
 if TYPE_CHECKING:
-    from ..bench.attention import Measurement
+    from ..bench.attention import CallTimes
 
 bench = typer.Typer(
     cls=PlainGroup, no_args_is_help=True, help="Measure speed, compared with dense attention and with the limit."
@@ -43,16 +43,16 @@ def attention(
     force: ForceFile = False,
 ) -> None:
     """Measure one call: warm and cold, stage by stage, beside dense SDPA in the same process."""
-    from ..bench.attention import Task, measure
+    from ..bench.attention import CallCase, measure
 
     if json_path is not None:
         writable(json_path, force)
-    task = Task(tokens, heads, head_dim, density, dtype, concentration, backend, repeats, reconstruction)
+    task = CallCase(tokens, heads, head_dim, density, dtype, concentration, repeats, backend, reconstruction)
     with console.status("measuring ...") as status:
         row = measure(task, lambda what: status.update(f"measuring: {what} ..."))
     try:
-        show(_table([row]))
-        show(_stages(row))
+        show(_table([row]).rich())
+        show(_stages(row).rich())
     finally:  # whoever reads the table may have closed the pipe, as `head` does
         if json_path is not None:
             json_text.write_json(json_path, row.to_dict())
@@ -73,15 +73,15 @@ def sweep(
 ) -> None:
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
     from ..bench import sweep as sweeping
-    from ..bench.attention import Task, measure
+    from ..bench.attention import CallCase, measure
 
     files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
-    base = Task(
+    base = CallCase(
         heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, reconstruction=reconstruction
     )
     todo = sweeping.tasks(base, whole_numbers("tokens", tokens), numbers("densities", densities))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    rows: list[Measurement] = []
+    rows: list[CallTimes] = []
     with Progress(*columns, console=console) as bar:
         line = bar.add_task("measuring", total=len(todo))
         for task in todo:
@@ -90,7 +90,7 @@ def sweep(
             bar.advance(line)
             json_text.write_json(files[0], [row.to_dict() for row in rows])
     sweeping.plot([row.to_dict() for row in rows], files[1])
-    show(_table(rows))
+    show(_table(rows).rich())
     console.print(f"wrote {files[0]} and {files[1]}")
 
 
@@ -104,41 +104,30 @@ def synthetic(
     backend: BackendName = "auto",
 ) -> None:
     """Run the operator on broad, medium and sparse synthetic heads and compare it with dense attention."""
-    table = figures(
-        f"{reconstruction} against dense attention: {heads} heads x {head_dim}, density {density:g}",
-        "head",
-        "keys of\n95% mass",
-        "dense\nms",
-        "sparse\nms",
-        "cold\nms",
-        "speed\n-up",
-        "density",
-        "error\nmean",
-        "error\np99",
-        "mean,\nnone",
-    )
     from ...synthetic import CONCENTRATIONS
-    from ..bench.attention import Task, measure
+    from ..bench.attention import CallCase, measure
 
-    base = Task(tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction)
+    base = CallCase(tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction)
+    rows = []
     with console.status("measuring ...") as status:
         for name in CONCENTRATIONS:
             status.update(f"measuring a {name} head ...")
             task = replace(base, concentration=name)
             row, dropped = measure(task), measure(replace(task, repeats=1, reconstruction="none"))
-            table.add_row(
-                name,
-                f"{task.key_fraction:.1%}",
-                f"{row.dense_ms:.0f}",
-                f"{row.call_ms:.0f}",
-                f"{row.cold_ms:.0f}",
-                f"{row.speedup:.2f}",
-                f"{row.density:.1%}",
-                f"{row.mean_error:.3f}",
-                f"{row.p99_error:.3f}",
-                f"{dropped.mean_error:.3f}",
-            )
-    show(table)
+            cells = {
+                "keys of 95% mass": f"{task.key_fraction:.1%}",
+                "dense ms": f"{row.dense_ms:.0f}",
+                "sparse ms": f"{row.call_ms:.0f}",
+                "cold ms": f"{row.cold_ms:.0f}",
+                "speed -up": f"{row.speedup:.2f}",
+                "density": f"{row.density:.1%}",
+                "error mean": f"{row.mean_error:.3f}",
+                "error p99": f"{row.p99_error:.3f}",
+                "mean, none": f"{dropped.mean_error:.3f}",
+            }
+            rows.append((name, *cells.values()))
+    title = f"{reconstruction} against dense attention: {heads} heads x {head_dim}, density {density:g}"
+    show(Table(title, ("head", *cells), tuple(rows)).rich())
     console.print(
         f"{tokens} tokens, backend {row.backend}. Errors are relative to dense attention, per row: the "
         f"output is an approximation. The speed-up can be {1 / density:.2f}x at most."
@@ -163,56 +152,37 @@ def gpu(
 
     target = None if json_path in (None, "-") else writable(Path(str(json_path)), force)
     device = measuring.require_gpu()
-    task = measuring.GpuTask(tokens, heads, head_dim, dtype, density, repeats=repeats)
+    task = measuring.GpuCase(tokens, heads, head_dim, density, dtype, repeats=repeats)
     with console.status("measuring ...") as status:
         report = measuring.measure(task, device, lambda what: status.update(f"measuring: {what} ..."))
     if json_path == "-":
         typer.echo(json_text.dumps(report, indent=2))
         return
     for table in measuring.tables(report):
-        show(table)
+        show(table.rich())
     if target is not None:
         json_text.write_json(target, report)
 
 
-def _table(rows: list[Measurement]) -> Table:
-    table = figures(
-        f"{rows[0].backend}, {rows[0].threads} threads, {rows[0].cpu}",
-        "tokens",
-        "density",
-        "dense\nms",
-        "call\nms",
-        "speed\n-up",
-        "in a\nrun",
-        "limit",
-        "kernel\n/limit",
-        "not\nkernel",
-        "error\nmean",
-        "error\np99",
-        "mem.\n/qkvo",
-    )
-    for row in rows:
-        memory = "?" if row.memory_ratio is None else f"{row.memory_ratio:.2f}"
-        table.add_row(
-            f"{row.task.tokens:,}",
-            f"{row.task.density:.2f}",
-            f"{row.dense_ms:.0f}",
-            f"{row.call_ms:.0f}",
-            f"{row.speedup:.2f}",
-            f"{row.run_speedup:.2f}",
-            f"{row.limit:.2f}",
-            f"{row.kernel_over_limit:.2f}",
-            f"{row.overhead:.0%}",
-            f"{row.mean_error:.3f}",
-            f"{row.p99_error:.3f}",
-            memory,
-        )
-    return table
+def _table(rows: list[CallTimes]) -> Table:
+    cells = {
+        "density": [f"{row.task.density:.2f}" for row in rows],
+        "dense ms": [f"{row.dense_ms:.0f}" for row in rows],
+        "call ms": [f"{row.call_ms:.0f}" for row in rows],
+        "speed -up": [f"{row.speedup:.2f}" for row in rows],
+        "in a run": [f"{row.run_speedup:.2f}" for row in rows],
+        "limit": [f"{row.limit:.2f}" for row in rows],
+        "kernel /limit": [f"{row.kernel_over_limit:.2f}" for row in rows],
+        "not kernel": [f"{row.overhead:.0%}" for row in rows],
+        "error mean": [f"{row.mean_error:.3f}" for row in rows],
+        "error p99": [f"{row.p99_error:.3f}" for row in rows],
+        "mem. /qkvo": [number(row.memory_ratio, "{:.2f}") for row in rows],
+    }
+    title = f"{rows[0].backend}, {rows[0].threads} threads, {rows[0].cpu}"
+    return Table.filled(title, "tokens", [f"{row.task.tokens:,}" for row in rows], cells)
 
 
-def _stages(row: Measurement) -> Table:
-    table = figures("Where the time of a warm call goes", "stage", "ms", "share")
+def _stages(row: CallTimes) -> Table:
     total = sum(row.stages_ms.values())
-    for name, milliseconds in row.stages_ms.items():
-        table.add_row(name, f"{milliseconds:.1f}", f"{milliseconds / total:.1%}")
-    return table
+    lines = ((name, f"{ms:.1f}", f"{ms / total:.1%}") for name, ms in row.stages_ms.items())
+    return Table("Where the time of a warm call goes", ("stage", "ms", "share"), tuple(lines))

@@ -229,6 +229,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
     rows, reasons = [], []
     for name, found in report["backends"].items():
         if "call_ms" not in found:
+            rows.append((name, *["-"] * (len(columns) - 1)))
             reasons.append(f"{name}: {found.get('wrong') or '; '.join(found['reasons'])}")
             continue
         took = (found["call_ms"], best / found["call_ms"], found["primitives_ms"]["attend"], found["cold_ms"])

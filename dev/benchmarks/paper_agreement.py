@@ -1,5 +1,5 @@
-"""How exactly `Config.paper()` is the paper: every recorded call against the fp64 implementation beside this
-file (paper_reference.py), which shares no code with the package.
+"""How exactly `Config.paper()` is the paper: every recorded call against `residua.method.naive_paper`, in fp64, which
+shares no code with the rest of the package.
 
     residua capture --out captures && python -m dev.benchmarks.paper_agreement captures
     python -m dev.benchmarks.paper_agreement captures --density 0.1 --backend torch --calls 4
@@ -22,6 +22,7 @@ import torch
 import residua
 from residua import Config
 from residua.method.grouping.partition import group_tokens
+from residua.method.naive_paper import Result, Settings, paper
 from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.rules import CPU
 from residua.method.sizes import resolve
@@ -31,12 +32,10 @@ from residua.ops.select import choose_backend
 from residua.tools.capture.captures import read_captures
 from residua.types import Call
 
-from .paper_reference import Result, Settings, sparsepr
-
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the package and the fp64 implementation make of one call of one head."""
+    """What the package and the naive version make of one call of one head."""
 
     moved: int  # tokens in other groups
     same_cells: bool
@@ -76,10 +75,10 @@ def agreement(call: Call, config: Config) -> Agreement:
         ours = _package(call, config, backend)
     q, k, v = (x[0, 0].double().numpy() for x in (call.q, call.k, call.v))
     settings = settings_of(config, call)
-    theirs = sparsepr(q, k, v, settings)
+    theirs = paper(q, k, v, settings)
     moved = int((ours.key_labels != theirs.key_labels).sum() + (ours.query_labels != theirs.query_labels).sum())
     if moved:
-        theirs = sparsepr(q, k, v, settings, (ours.query_labels, ours.key_labels))
+        theirs = paper(q, k, v, settings, (ours.query_labels, ours.key_labels))
     difference = np.linalg.norm(ours.out - theirs.out, axis=1) / np.linalg.norm(theirs.out, axis=1)
     same_probes = sorted(ours.rows) == sorted(theirs.rows)
     by_row = (np.argsort(ours.rows), np.argsort(theirs.rows))

@@ -1,4 +1,4 @@
-"""`Config.paper()` against SparsePR written down a second time, in numpy and fp64 (benchmarks/)."""
+"""`Config.paper()` against SparsePR written down a second time (`method/naive_paper.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""SparsePR once more, in numpy and fp64: one head of one call, stage by stage, written for reading.
+"""The paper's method for one head, in numpy and fp64, stage by stage, written for reading (`Config.paper()`).
 
-Shares no code with the package, so that `dev/benchmarks/paper_agreement.py` and a test can compare
-`Config.paper()` with it. Where the paper leaves a choice open, it takes ours
-(docs/decisions/0010-what-the-paper-leaves-open.md). No pinned keys, padding or warm starts.
+It imports nothing from the rest of the package, and is the oracle of `dev/benchmarks/paper_agreement.py` and of a test.
+Where the paper leaves a choice open, it takes ours (docs/decisions/0010-what-the-paper-leaves-open.md). It has no text
+tokens, padding, grouped heads or warm starts. Letters as in naive.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Result:
     weights: Array  # [M]
 
 
-def sparsepr(q: Array, k: Array, v: Array, s: Settings, labels: tuple[Array, Array] | None = None) -> Result:
+def paper(q: Array, k: Array, v: Array, s: Settings, labels: tuple[Array, Array] | None = None) -> Result:
     """The whole call of one head; q, k [N, D] and v [N, Dv] in fp64.
 
     `labels` (of queries, of keys) replace the two k-means runs. Rounding decides where a row between two

@@ -16,9 +16,10 @@ PRELUDE = """
 import resource, sys, torch, residua
 from residua import Partition, Route
 from residua.api import attend_route
-from residua.ops import plain
 from residua.ops.backend import Backend
 from residua.method.grouping import kmeans
+
+BASE = Backend()
 torch.set_num_threads(1)
 generator = torch.Generator().manual_seed(0)
 
@@ -56,7 +57,7 @@ WORK = {
     "k-means of many heads": (480, "out = kmeans(normal(16, 5_000, 4), 1_500, 1, backend=Backend()).centres\n"),
     "scores of many anchors": (
         500,
-        "out = plain.cell_mass(normal(1, 1, 2_100, 4), normal(1, 1, 20_000, 4), even(20_000, 9), 0.5)\n",
+        "out = BASE.cell_mass(normal(1, 1, 2_100, 4), normal(1, 1, 20_000, 4), even(20_000, 9), 0.5)\n",
     ),
 }
 

@@ -71,7 +71,7 @@ def settings_of(config: Config, call: Call) -> Settings:
 def agreement(call: Call, config: Config) -> Agreement:
     """One call of one head, without text tokens."""
     backend = choose_backend(config.backend, Demand.of(call))
-    with torch.no_grad(), backend.session():
+    with torch.no_grad(), backend.session() as backend:
         ours = _package(call, config, backend)
     q, k, v = (x[0, 0].double().numpy() for x in (call.q, call.k, call.v))
     settings = settings_of(config, call)

@@ -7,7 +7,6 @@ therefore choose the tiles and specialisations that they choose on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -96,13 +95,13 @@ def route() -> Route:
 
 def _project(dim: int, dtype: torch.dtype, rank: int, backend: TritonBackend) -> None:
     backend.project(tokens(dim, dtype), empty(1, HEADS, dim, rank), True)
-    backend.coordinates(tokens(dim, dtype), empty(1, HEADS, dim, rank), True)
+    backend.project(tokens(dim, dtype), empty(1, HEADS, dim, rank), True, rough=True)
 
 
 def _kmeans(rank: int, masked: bool, backend: TritonBackend) -> None:
     valid = empty(HEADS, TOKENS, dtype=torch.bool) if masked else None
     for dtype in (FP32, FP16):
-        backend.kmeans_step(empty(HEADS, TOKENS, rank, dtype=dtype), empty(HEADS, KV_GROUPS, rank), valid)
+        backend.lloyd(empty(HEADS, TOKENS, rank, dtype=dtype), empty(HEADS, KV_GROUPS, rank), 1, valid)
 
 
 def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
@@ -111,9 +110,9 @@ def _move(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 
     order = partition(KV_GROUPS).order
     backend.group_means(tokens(dim, dtype), partition(KV_GROUPS))
-    backend.group_worth(tokens(dim, dtype), tokens(dim, dtype), partition(KV_GROUPS), 4)
-    with backend.session():
-        backend.sorted_means(tokens(dim, dtype), partition(KV_GROUPS))
+    backend.group_priority(tokens(dim, dtype), tokens(dim, dtype), partition(KV_GROUPS), 4)
+    with backend.session() as bound:
+        bound.group_means(tokens(dim, dtype), partition(KV_GROUPS), keep=True)
     gather_noting(tokens(dim, dtype), order, partition(KV_GROUPS).offsets, dim)
     backend.gather_rows(tokens(dim, dtype), order)
     x, lse = empty(HEADS, TOKENS, dim, dtype=dtype), empty(HEADS, TOKENS)
@@ -129,14 +128,14 @@ def _slots(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
     anchors, x = empty(1, HEADS, QUERY_GROUPS, dim), tokens(dim, dtype)
     slots = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS, dtype=torch.int32)
     mass, near = empty(1, HEADS, QUERY_GROUPS, SLOTS), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
-    backend.slot_means(anchors, x, x, partition(KV_GROUPS), slots, mass, 0.1, near, SLOTS // 2)
+    backend.slot_summary(anchors, x, x, partition(KV_GROUPS), slots, mass, 0.1, near, SLOTS // 2)
 
 
 def _order(backend: TritonBackend) -> None:
     rows, keys = (empty(1, HEADS, n, dtype=torch.long) for n in (QUERY_GROUPS, KV_GROUPS))
     budgets = [empty(1, HEADS, dtype=torch.long)] * 2
     mass = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS)
-    backend.spend_each(mass, rows, keys, budgets)
+    backend.best_cells(mass, rows, keys, budgets, shares=True)
     backend.best_cells(mass, rows, keys, budgets, KV_GROUPS - 1)
     backend.best_cells(mass, rows, keys, budgets, KV_GROUPS, empty(1, HEADS, KV_GROUPS), 1)
     backend.missed_mass(mass, torch.stack([route().cells] * 2))
@@ -147,15 +146,15 @@ def _spaces(backend: TritonBackend) -> None:
     counted = empty(1, HEADS, 512, dtype=torch.bool)
     backend.second_moment(empty(1, HEADS, 2048, 128, dtype=BF16), None, False)
     backend.second_moment(empty(1, HEADS, 512, 128), counted, True)
-    backend.leading_factor(empty(1, HEADS, 128, 128), 64)
-    backend.leading_basis(empty(1, HEADS, 128, 128), RANK)
+    backend.leading_factor(empty(1, HEADS, 128, 128), 64, exact=False)
+    backend._leading_basis(empty(1, HEADS, 128, 128), RANK)
 
 
 def _neighbourhoods(backend: TritonBackend) -> None:
     mass, near = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
     query, kv, wanted = partition(QUERY_GROUPS), partition(KV_GROUPS), empty(1, HEADS, dtype=torch.bool)
     backend.choose_slots(mass, route().cells, query, kv, near, SLOTS // 2, SLOTS // 2, wanted)
-    backend.lloyd_labels(empty(HEADS, KV_GROUPS, 128), empty(HEADS, 64, 128), 8, None)
+    backend.lloyd(empty(HEADS, KV_GROUPS, 128), empty(HEADS, 64, 128), 8, None, means=False)
 
 
 def _spoil(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
@@ -164,18 +163,16 @@ def _spoil(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 
 
 def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
-    x, kv = empty(1, HEADS, TOKENS, RANK), partition(KV_GROUPS)
-    backend.group_covariance(x, tokens(dim, dtype), kv)
+    kv = partition(KV_GROUPS)
     share, centroids = empty(1, HEADS, QUERY_GROUPS, KV_GROUPS), empty(1, HEADS, KV_GROUPS, dim)
     factor = empty(1, HEADS, dim, RANK)
     x = tokens(dim, dtype)
-    backend.mixed_covariance(share, x, factor, x, kv, centroids)
+    backend.skipped_covariance(share, x, factor, x, kv, centroids)
     merged, near = empty(1, HEADS, QUERY_GROUPS, SLOTS // 2), empty(1, HEADS, KV_GROUPS, dtype=torch.long)
-    for session in (nullcontext(), backend.session()):  # in a session the values are sorted on the way
-        with session:
-            backend.skipped_covariance(
-                share, merged, x, factor, tokens(dim, dtype), kv, centroids, near, KV_GROUPS, False
-            )
+    given = (share, x, factor, tokens(dim, dtype), kv, centroids, merged, near)
+    backend.skipped_covariance(*given)
+    with backend.session() as bound:  # there the values are sorted on the way
+        bound.skipped_covariance(*given)
 
 
 def _summary(dim: int, dtype: torch.dtype, drifts: bool) -> SummaryKeys:

@@ -62,8 +62,8 @@ def real_route(tokens: int, head_dim: int, density: float, concentration: str = 
     call = validate(*video_like(recipe))
     backend = choose_backend("auto", Demand.of(call))
     # as many groups as on a GPU
-    sized = replace(SizedCall.of(call, config, backend), sizes=resolve(config, call, GPU))
-    with torch.no_grad(), backend.session():
+    with torch.no_grad(), backend.session() as bound:
+        sized = replace(SizedCall.of(call, config, bound), sizes=resolve(config, call, GPU))
         grouped = sized.grouped(group_tokens(sized), budget.allowance(call, config))
         method, _ = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
         return method.route(grouped).route

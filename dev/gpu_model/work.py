@@ -145,8 +145,7 @@ def _covariance(launch: Launch, tiles: RouteTiles) -> Work:
     a = launch.arguments
     heads = a["X"].sizes[0] * a["X"].sizes[1]
     # a neighbourhood of groups ends in a block that is half full
-    among = a["N"] / a["BN"] + a["C"] / 2
-    trips = heads * (among if a["AMONG"] else tiles.small_key_tiles * 32 / a["BN"])
+    trips = heads * (a["N"] / a["BN"] + a["C"] / 2)
     flops = 3 * TF32 * 2 * a["BR"] * a["BN"] * a["BDV"] * trips
     useful = 2 * heads * a["N"] * a["R"] * a["DV"]
     return Work(tensors(launch), (trips,), flops, useful, 2 * (a["X"].bytes + a["V"].bytes))

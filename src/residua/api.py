@@ -48,6 +48,7 @@ def sparse_attention(
         out, _ = backend.attend(
             call.q, call.k, call.v, verdict.route, call.scale, verdict.summary, method.output_dtype(grouped)
         )
+        backend.release()
     with stage("reconstruction"):
         out, error = method.finish(grouped, verdict, out)
     with stage("exact rows"):
@@ -152,9 +153,9 @@ def attention(
         key_mask=key_mask,
         check_finite=config.check_finite,
     )
-    backend = choose_backend(config.backend, Demand.of(call))
+    chosen = choose_backend(config.backend, Demand.of(call))
     stopwatch = Stopwatch(time_stages, q.device)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
+    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), chosen.session() as backend:
         rules = choose_rules(config, call)
         call, power = tame(call, rules, backend)
         if call.routable:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import residua
+from residua.ops.backend import TorchBackend
 from residua.ops.native import NativeBackend
-from residua.ops.torch_backend import TorchBackend
 from residua.util.json_text import write_json
 from tests.fuzz import load
 

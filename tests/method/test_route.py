@@ -17,7 +17,7 @@ from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.route import cell_scores, cells_within, group_worth, pair_budget, route_cells
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
-from tests.support.making import grouped_call, grouping_of, in_groups
+from tests.support.making import grouped_call, grouping_of, in_groups, spend
 from tests.support.oracle import normal, qkv, small
 
 
@@ -65,7 +65,8 @@ sizes = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 @given(sizes, sizes, st.integers(-5, 400), st.integers(0, 10_000))
 def test_spending_is_greedy_and_within_the_budget(query_sizes, kv_sizes, budget, seed):
     log_share = normal(len(query_sizes), len(kv_sizes), seed=seed)
-    cells = Backend().spend(
+    cells = spend(
+        Backend(),
         log_share[None, None],
         torch.tensor(query_sizes)[None, None],
         torch.tensor(kv_sizes)[None, None],
@@ -88,15 +89,15 @@ def test_spending_is_greedy_and_within_the_budget(query_sizes, kv_sizes, budget,
 def test_mass_per_pair_decides_not_mass():
     # group 0 holds more mass, group 1 more mass per key: 0.5 / 10 against 0.3 / 2
     log_share = torch.tensor([[0.5, 0.3, 0.2]]).log()[None, None]
-    cells = Backend().spend(log_share, torch.tensor([[[4]]]), torch.tensor([[[10, 2, 50]]]), torch.tensor([[10]]))
+    cells = spend(Backend(), log_share, torch.tensor([[[4]]]), torch.tensor([[[10, 2, 50]]]), torch.tensor([[10]]))
     assert cells[0, 0, 0].tolist() == [False, True, False]
 
 
 def test_a_cell_that_does_not_fit_is_passed_over():
     log_share = torch.tensor([[0.9, 0.09, 0.01]]).log()[None, None]
     kv_sizes = torch.tensor([[[1, 30, 2]]])
-    cells = Backend().spend(
-        log_share - torch.tensor([0.0, -5, 0]), torch.tensor([[[2]]]), kv_sizes, torch.tensor([[10]])
+    cells = spend(
+        Backend(), log_share - torch.tensor([0.0, -5, 0]), torch.tensor([[[2]]]), kv_sizes, torch.tensor([[10]])
     )
     assert cells[0, 0, 0].tolist() == [True, False, True]
 
@@ -105,31 +106,31 @@ def test_cells_that_fitted_before_others_were_taken_are_passed_over():
     """Costs 2, 10, 12, 5, 4, 2, 1 in order of value: each was affordable at first, not all in their turn."""
     kv_sizes = torch.tensor([[[2, 10, 12, 5, 4, 2, 1]]])
     log_share = kv_sizes.log() - torch.arange(7)
-    cells = Backend().spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[17]]))
+    cells = spend(Backend(), log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[17]]))
     assert cells[0, 0, 0].tolist() == [True, True, False, True, False, False, False]
-    cells = Backend().spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[16]]))
+    cells = spend(Backend(), log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[16]]))
     assert cells[0, 0, 0].tolist() == [True, True, False, False, True, False, False]
-    cells = Backend().spend(log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[15]]))
+    cells = spend(Backend(), log_share[:, :, None], torch.tensor([[[1]]]), kv_sizes, torch.tensor([[15]]))
     assert cells[0, 0, 0].tolist() == [True, True, False, False, False, True, True]
 
 
 def test_equal_scores_go_to_the_lower_index():
-    cells = Backend().spend(
-        torch.zeros(1, 1, 3, 4), torch.full((1, 1, 3), 2), torch.full((1, 1, 4), 5), torch.tensor([[59]])
+    cells = spend(
+        Backend(), torch.zeros(1, 1, 3, 4), torch.full((1, 1, 3), 2), torch.full((1, 1, 4), 5), torch.tensor([[59]])
     )
     assert cells[0, 0].tolist() == [[True, True, True, False], [True, False, False, False], [True] + [False] * 3]
 
 
 def test_one_budget_for_all_query_groups_of_a_head():
     log_share = torch.tensor([[-1.0, -1.1, -1.2], [-9.0, -9.1, -9.2]])[None, None]
-    cells = Backend().spend(log_share, torch.full((1, 1, 2), 3), torch.full((1, 1, 3), 4), torch.tensor([[48]]))
+    cells = spend(Backend(), log_share, torch.full((1, 1, 2), 3), torch.full((1, 1, 3), 4), torch.tensor([[48]]))
     assert cells[0, 0].tolist() == [[True, True, True], [True, False, False]]
 
 
 def test_a_nan_score_is_always_kept():
     log_share = normal(1, 1, 3, 5)
     log_share[..., 2] = torch.nan
-    cells = Backend().spend(log_share, torch.full((1, 1, 3), 4), torch.full((1, 1, 5), 4), torch.tensor([[0]]))
+    cells = spend(Backend(), log_share, torch.full((1, 1, 3), 4), torch.full((1, 1, 5), 4), torch.tensor([[0]]))
     assert cells[0, 0].sum() == 3 and cells[0, 0, :, 2].all()
 
 
@@ -137,11 +138,11 @@ def test_heads_are_spent_independently():
     log_share, query_sizes, kv_sizes = normal(2, 3, 4, 6), torch.arange(24).view(2, 3, 4) % 5, None
     kv_sizes = torch.arange(36).view(2, 3, 6) % 7
     budget = torch.tensor([[5, 60, 200], [90, 0, 30]])
-    together = Backend().spend(log_share, query_sizes, kv_sizes, budget)
+    together = spend(Backend(), log_share, query_sizes, kv_sizes, budget)
     for b in range(2):
         for h in range(3):
             cut = (slice(b, b + 1), slice(h, h + 1))
-            alone = Backend().spend(log_share[cut], query_sizes[cut], kv_sizes[cut], budget[cut])
+            alone = spend(Backend(), log_share[cut], query_sizes[cut], kv_sizes[cut], budget[cut])
             assert torch.equal(alone, together[cut])
 
 
@@ -231,8 +232,8 @@ def test_labels_permuted_with_the_groups_give_the_same_pairs():
     log_share, names = normal(1, 1, 5, 8), torch.randperm(8, generator=torch.Generator().manual_seed(3))
     query_sizes, kv_sizes = torch.tensor([[[3, 7, 2, 9, 4]]]), torch.tensor([[[5, 1, 8, 3, 9, 2, 6, 4]]])
     budget = torch.tensor([[300]])
-    first = Backend().spend(log_share, query_sizes, kv_sizes, budget)
-    second = Backend().spend(log_share[..., names], query_sizes, kv_sizes[..., names], budget)
+    first = spend(Backend(), log_share, query_sizes, kv_sizes, budget)
+    second = spend(Backend(), log_share[..., names], query_sizes, kv_sizes[..., names], budget)
     assert torch.equal(first[..., names], second)
     assert Partition.from_labels(torch.zeros(1, 1, 4, dtype=torch.long), 1).groups == 1
 

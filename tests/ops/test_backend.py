@@ -11,7 +11,7 @@ from residua.api import attend_route
 from residua.ops import Demand, backends, choose_backend
 from residua.ops import backend as registry
 from residua.ops import select as selection
-from residua.ops.torch_backend import TorchBackend
+from residua.ops.backend import PRIMITIVES, Backend, TorchBackend
 from tests.support.oracle import qkv, random_route
 
 CPU = torch.device("cpu")
@@ -130,6 +130,15 @@ def test_the_receipt_names_the_backend():
         assert residua.attention(*qkv(), Config(backend=name), return_receipt=True)[1].backend == name
 
 
-def test_the_base_class_attends_nothing():
-    with pytest.raises(NotImplementedError):
-        registry.Backend().attend(*qkv(1, 2, 2, 90, 110), random_route(), 1.0)
+def test_a_primitive_is_a_public_method_of_a_subject_and_there_are_few():
+    """Variants of one operation are one primitive; see docs/add-a-primitive.md."""
+    assert "attend" in PRIMITIVES and len(set(PRIMITIVES)) == len(PRIMITIVES) <= 28
+    assert all(callable(getattr(Backend, name)) for name in PRIMITIVES)
+    about = {"unavailable", "reasons", "session", "release"}
+    public = {name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")}
+    assert public == about  # what a backend computes is in the subjects
+
+
+def test_the_base_class_is_the_backend_in_plain_torch():
+    """So that a backend need not override anything, and falls back to what is right."""
+    assert not [name for name in PRIMITIVES if name in vars(TorchBackend)]

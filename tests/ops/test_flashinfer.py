@@ -14,11 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from residua.errors import BackendError
 from residua.ops import flashinfer as adapter
-from residua.ops import plain
-from residua.ops.backend import Demand
+from residua.ops.backend import Backend, Demand
 from residua.ops.reference import Reference
 from residua.ops.triton import TritonBackend
 from residua.types import Drift, Partition, Route, SummaryKeys
+
+BASE = Backend()
 
 flashinfer = pytest.importorskip("flashinfer", reason="FlashInfer is not installed")
 
@@ -81,8 +82,8 @@ def on_cpu(kind):
             (sparse, "device_support_pdl", lambda device: False),
             (prefill, "device_support_pdl", lambda device: False),
             (adapter, "WORKSPACE_BYTES", 1024),
-            (TritonBackend, "gather_rows", lambda self, x, order: plain.gather_rows(x, order)),
-            (TritonBackend, "group_major", lambda self, x, kv, values=False: plain.gather_rows(x, kv.order)),
+            (TritonBackend, "gather_rows", lambda self, x, order: BASE.gather_rows(x, order)),
+            (TritonBackend, "group_major", lambda self, x, kv, values=False: BASE.gather_rows(x, kv.order)),
             (TritonBackend, "attend", Reference.attend),
             (adapter.FlashInferBackend, "join_rows", join_rows),
         ):

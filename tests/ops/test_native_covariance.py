@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from residua.errors import RouteError
+from residua.ops.backend import TorchBackend
 from residua.ops.native import NativeBackend
-from residua.ops.torch_backend import TorchBackend
 from residua.types import Partition
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.summary_cases import DTYPES, chance, mixture, partition, rows
@@ -44,7 +44,7 @@ def test_mixed_covariance_error_is_at_most_twice_that_of_plain_torch(isa, dtype,
     kv = partition(2, 2, 900, 12)
     case = mixture(k, v, kv, rank, count)
     assert bool((kv.sizes == 0).any()) and bool((kv.sizes > 64).any())
-    found, low = NativeBackend(isa).mixed_covariance(*case), TorchBackend().mixed_covariance(*case)
+    found, low = NativeBackend(isa)._mixed_covariance(*case), TorchBackend()._mixed_covariance(*case)
     for got, other, wanted in zip(found, low, exact_covariance(*case), strict=True):
         error, allowed = (got - wanted).norm(), (other - wanted).norm()
         assert got.dtype == torch.float32 and got.shape == wanted.shape
@@ -60,7 +60,7 @@ def test_groups_of_a_pool_share_the_mean_over_their_keys(isa, pools, threads):
     share, _, factor, _, _, centroids = mixture(k, v, kv, 6, 17)
     pool = (chance(7, 2, 2, 12) * pools).long()
     threads(2)
-    found = NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    found = NativeBackend(isa)._mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
     for b, h in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         x, slope, total = (((k[b, h] - 3) @ factor[b, h]).double(), torch.zeros(pools, 6, 40), torch.zeros(pools))
         for g in range(12):
@@ -74,18 +74,18 @@ def test_groups_of_a_pool_share_the_mean_over_their_keys(isa, pools, threads):
         wanted = torch.einsum("mg,grd->mrd", share[b, h], mean[pool[b, h]])
         torch.testing.assert_close(found[0][b, h], wanted, rtol=1e-4, atol=1e-4)
     threads(1)
-    again = NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
-    other = TorchBackend().mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    again = NativeBackend(isa)._mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
+    other = TorchBackend()._mixed_covariance(share, k, factor, v, kv, centroids, pool, pools)
     for one, two, three in zip(found, again, other, strict=True):
         assert torch.equal(one, two)
         torch.testing.assert_close(one, three, rtol=1e-4, atol=1e-4)
     with pytest.raises(RouteError, match="slots"):
-        NativeBackend(isa).mixed_covariance(share, k, factor, v, kv, centroids, pool + pools, pools)
+        NativeBackend(isa)._mixed_covariance(share, k, factor, v, kv, centroids, pool + pools, pools)
 
 
 def test_values_far_from_zero_do_not_drown_their_covariance(isa):
     k, v, kv = rows(0, 1, 2, 500, 16), rows(1, 1, 2, 500, 24), partition(2, 2, 500, 7)
-    near, far = (NativeBackend(isa).mixed_covariance(*mixture(k, x, kv, 6))[0] for x in (v, v + 1000))
+    near, far = (NativeBackend(isa)._mixed_covariance(*mixture(k, x, kv, 6))[0] for x in (v, v + 1000))
     torch.testing.assert_close(far, near, rtol=0, atol=1e-3 * float(near.abs().max()))
 
 
@@ -94,22 +94,22 @@ def test_more_heads_than_fit_into_one_wave(isa, monkeypatch):
     k, v, kv = rows(0, 1, 6, 300, 64), rows(1, 1, 6, 300, 128), partition(2, 6, 300, 250)
     share, _, factor, _, _, centroids = mixture(k, v, kv, 64, 3)  # 8 MB a head, 32 MB in a wave
     backend = NativeBackend(isa)
-    slope, curve = backend.mixed_covariance(share, k, factor, v, kv, centroids)
+    slope, curve = backend._mixed_covariance(share, k, factor, v, kv, centroids)
     for h in range(6):
         own = [t[:, h : h + 1] for t in (share, k, factor, v)]
         alone = Partition(*(t[:, h : h + 1].contiguous() for t in (kv.labels, kv.order, kv.offsets)))
-        one = backend.mixed_covariance(*own, alone, centroids[:, h : h + 1])
+        one = backend._mixed_covariance(*own, alone, centroids[:, h : h + 1])
         assert torch.equal(one[0], slope[:, h : h + 1]) and torch.equal(one[1], curve[:, h : h + 1])
 
 
 def test_what_is_not_finite_in_one_group_counts_as_nothing_there(isa):
     k, v, kv = rows(0, 1, 2, 500, 16), rows(1, 1, 2, 500, 24), partition(2, 2, 500, 7)
     backend = NativeBackend(isa)
-    clean = backend.mixed_covariance(*mixture(k, v, kv, 6))
+    clean = backend._mixed_covariance(*mixture(k, v, kv, 6))
     case = mixture(k, v, kv, 6)
     v[..., 5][kv.labels == 2] = torch.nan
     k[kv.labels == -1] = torch.nan
-    slope, curve = backend.mixed_covariance(*case)
+    slope, curve = backend._mixed_covariance(*case)
     others, channels = torch.arange(7) != 2, torch.arange(24) != 5
     assert torch.equal(slope[:, :, others], clean[0][:, :, others]) and torch.equal(curve, clean[1])
     assert bool((slope[:, :, 2, :, 5] == 0).all())

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from residua.ops.backend import TorchBackend
 from residua.ops.native import NativeBackend
 from residua.ops.reference import Reference
-from residua.ops.torch_backend import TorchBackend
 from residua.types import MAX_BEND, Route, SummaryKeys
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.summary_cases import BARE, DIMS, DTYPES, OFF, SCALE, drifting

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from residua.errors import RouteError
-from residua.ops import plain
+from residua.ops.backend import Backend, TorchBackend
 from residua.ops.native import NativeBackend
-from residua.ops.torch_backend import TorchBackend
 from residua.types import Partition
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.summary_cases import DIMS, DTYPES, SCALE, chance, choices, drifting, mixture, rows, slotted
+
+BASE = Backend()
 
 pytestmark = [needs_library, on_every_isa]
 
@@ -35,8 +36,10 @@ def exact_slot_means(
 @pytest.mark.parametrize("dim,value_dim", DIMS)
 def test_slot_means_error_is_at_most_twice_that_of_plain_torch(isa, dtype, dim, value_dim):
     case = slotted(dim, value_dim, dtype)
-    found = NativeBackend(isa).slot_means(*case, SCALE)
-    for got, low, wanted in zip(found, plain.slot_means(*case, SCALE), exact_slot_means(*case, SCALE), strict=True):
+    found = NativeBackend(isa).slot_summary(*case, SCALE)[:2]
+    for got, low, wanted in zip(
+        found, BASE.slot_summary(*case, SCALE)[:2], exact_slot_means(*case, SCALE), strict=True
+    ):
         assert got.shape == wanted.shape and got.dtype == torch.float32 and got.is_contiguous()
         error, allowed = (got - wanted).norm(), (low - wanted).norm()
         assert error <= 2 * allowed + 1e-7 * wanted.norm(), f"error {error:.3g}, plain has {allowed:.3g}"
@@ -52,7 +55,7 @@ def test_slot_means_of_odd_sizes(isa, tokens, groups, cq, scale):
     slots = (chance(8, 1, 4, cq, groups) * 4).int() - 1
     log_mass = rows(9, 1, 4, cq, 3) + 3
     for got, wanted in zip(
-        NativeBackend(isa).slot_means(anchors, k, v, kv, slots, log_mass, scale),
+        NativeBackend(isa).slot_summary(anchors, k, v, kv, slots, log_mass, scale)[:2],
         exact_slot_means(anchors, k, v, kv, slots, log_mass, scale),
         strict=True,
     ):
@@ -64,12 +67,12 @@ def test_cells_of_no_slot_touch_nothing(isa):
     slots[..., 3] = -1
     slots[:, :, 5, 3] = 2  # one anchor that does see the group
     backend = NativeBackend(isa)
-    clean = backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
+    clean = backend.slot_summary(anchors, k, v, kv, slots, log_mass, SCALE)
     skipped = kv.labels == 3
     assert skipped.any()
     k[skipped], v[skipped] = torch.nan, torch.inf
     others = torch.arange(anchors.shape[2]) != 5
-    for got, wanted in zip(backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE), clean, strict=True):
+    for got, wanted in zip(backend.slot_summary(anchors, k, v, kv, slots, log_mass, SCALE), clean, strict=True):
         assert torch.equal(got[:, :, others], wanted[:, :, others])
         assert bool(got[:, :, 5, 2].isnan().all()) and bool(got[:, :, 5, 1].isfinite().all())
 
@@ -79,7 +82,7 @@ def test_slots_of_nothing_are_zero(isa):
     nothing = torch.full_like(slots, -1), log_mass
     none_at_all = torch.full_like(slots, -1), log_mass[..., :0]
     for at, mass in (nothing, none_at_all):
-        keys, values = NativeBackend(isa).slot_means(anchors, k, v, kv, at, mass, SCALE)
+        keys, values, _ = NativeBackend(isa).slot_summary(anchors, k, v, kv, at, mass, SCALE)
         assert keys.shape == (*mass.shape, 16) and values.shape == (*mass.shape, 24)
         assert bool((keys == 0).all()) and bool((values == 0).all())
 
@@ -91,17 +94,17 @@ def test_a_weight_is_at_most_a_share(isa, anchor, mass):
     anchors, k, v, kv, slots, log_mass = slotted(16, 24)
     case = (anchors.abs() * anchor, k.abs(), v.abs(), kv, slots, torch.full_like(log_mass, mass), SCALE)
     for backend in (NativeBackend(isa), TorchBackend()):
-        for got, wanted in zip(backend.slot_means(*case), exact_slot_means(*case), strict=True):
+        for got, wanted in zip(backend.slot_summary(*case)[:2], exact_slot_means(*case), strict=True):
             torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_huge_scores_make_no_sum_larger_than_all_its_keys(isa):
     anchors, k, v, kv, slots, _ = slotted(16, 24)
     anchors = anchors * 1e12  # scores of 1e12 are rounded by 1e5: exp of that would be infinite
-    mass = plain.cell_mass(anchors, k, kv, SCALE)
+    mass = BASE.cell_mass(anchors, k, kv, SCALE)
     log_mass = torch.stack([torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(4)], -1)
     for backend in (NativeBackend(isa), TorchBackend()):
-        keys, values = backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
+        keys, values, _ = backend.slot_summary(anchors, k, v, kv, slots, log_mass, SCALE)
         assert bool((keys.abs() <= k.abs().sum((0, 1, 2))).all())
         assert bool((values.abs() <= v.abs().sum((0, 1, 2))).all())
 
@@ -110,16 +113,16 @@ def test_slots_and_partitions_that_point_outside_are_refused(isa):
     anchors, k, v, kv, slots, log_mass = slotted(16, 16)
     slots[0, 1, 2, 3] = log_mass.shape[-1]
     with pytest.raises(RouteError, match="slots"):
-        NativeBackend(isa).slot_means(anchors, k, v, kv, slots, log_mass, SCALE)
+        NativeBackend(isa).slot_summary(anchors, k, v, kv, slots, log_mass, SCALE)
     kv.order[0, 1, 5] = k.shape[2]
     with pytest.raises(RouteError, match="from_labels"):
-        NativeBackend(isa).slot_means(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE)
+        NativeBackend(isa).slot_summary(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE)
     with pytest.raises(RouteError, match="from_labels"):
-        NativeBackend(isa).mixed_covariance(*mixture(k, v, kv, 4))
+        NativeBackend(isa)._mixed_covariance(*mixture(k, v, kv, 4))
     near = torch.zeros(1, 2, 10, dtype=torch.long)
     near[0, 1, 3] = log_mass.shape[-1]
     with pytest.raises(RouteError, match="slots"):
-        NativeBackend(isa).slot_means(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE, near, 0)
+        NativeBackend(isa).slot_summary(anchors, k, v, kv, slots.clamp(max=1), log_mass, SCALE, near, 0)
 
 
 def test_groups_may_be_visited_by_neighbourhood(isa):
@@ -127,10 +130,10 @@ def test_groups_may_be_visited_by_neighbourhood(isa):
     anchors, k, v, kv, _, _ = slotted(64, 40)
     near = (chance(6, 1, 2, 10) * 3).long()
     slots = near.repeat_interleave(2, dim=1)[:, :, None].expand(-1, -1, 13, -1).int()
-    mass = plain.cell_mass(anchors, k, kv, SCALE)
+    mass = BASE.cell_mass(anchors, k, kv, SCALE)
     log_mass = torch.stack([torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(3)], -1)
     case = (anchors, k, v, kv, slots, log_mass, SCALE)
-    for got, wanted in zip(NativeBackend(isa).slot_means(*case, near, 0), exact_slot_means(*case), strict=True):
+    for got, wanted in zip(NativeBackend(isa).slot_summary(*case, near, 0)[:2], exact_slot_means(*case), strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
@@ -183,15 +186,15 @@ def test_any_view_equals_its_contiguous_copy(isa):
     views = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)]
     flipped = [t.mT.contiguous().mT for t in (anchors, slots, log_mass)]
     for got, wanted in zip(
-        backend.slot_means(flipped[0], *views, kv, *flipped[1:], SCALE),
-        backend.slot_means(anchors, k, v, kv, slots, log_mass, SCALE),
+        backend.slot_summary(flipped[0], *views, kv, *flipped[1:], SCALE),
+        backend.slot_summary(anchors, k, v, kv, slots, log_mass, SCALE),
         strict=True,
     ):
         assert torch.equal(got, wanted)
     share, _, factor, _, _, centroids = mixture(k, v, kv, 6, 5)
     for got, wanted in zip(
-        backend.mixed_covariance(share.mT.contiguous().mT, views[0], factor, views[1], kv, centroids),
-        backend.mixed_covariance(share, k, factor, v, kv, centroids),
+        backend._mixed_covariance(share.mT.contiguous().mT, views[0], factor, views[1], kv, centroids),
+        backend._mixed_covariance(share, k, factor, v, kv, centroids),
         strict=True,
     ):
         assert torch.equal(got, wanted)
@@ -204,8 +207,8 @@ def test_results_do_not_depend_on_the_number_of_threads(isa, threads):
 
     def run():
         yield from backend.attend(q, k, v, route, SCALE, summary)
-        yield from backend.slot_means(*case, SCALE)
-        yield from backend.mixed_covariance(*mixture(*case[1:4], 16, 41))
+        yield from backend.slot_summary(*case, SCALE)
+        yield from backend._mixed_covariance(*mixture(*case[1:4], 16, 41))
         yield from backend.choose_slots(*choices())
 
     results = []

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from residua.errors import RouteError
-from residua.ops import plain
+from residua.ops.backend import Backend
 from residua.ops.native import NativeBackend
 from residua.types import Partition
+from tests.support.making import spend
 from tests.support.native_library import needs_library, on_every_isa
 from tests.support.poison import poisoned_memory
+
+BASE = Backend()
 
 pytestmark = [needs_library, on_every_isa]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,7 +32,7 @@ def labels_of(seed: int, *shape: int, groups: int, loose: float = 0.1) -> Tensor
 
 
 def check_eigen(matrix: Tensor, isa: str, bound: float = 2e-14) -> tuple[Tensor, Tensor]:
-    values, vectors = NativeBackend(isa).eigh(matrix)
+    values, vectors = NativeBackend(isa)._eigh(matrix)
     size = matrix.abs().amax((-2, -1), keepdim=True).clamp(min=1e-300)
     n = matrix.shape[-1]
     assert values.shape == matrix.shape[:-1] and vectors.shape == matrix.shape
@@ -95,7 +98,7 @@ def test_shared_directions(isa, dim, rank):
     x, y = (normal(0, 2, 1, 40, dim), normal(1, 2, 1, 50, dim) * torch.logspace(0, -2, dim, dtype=torch.float64))
     spread, covariance = x.mT @ x / 40, y.mT @ y / 50
     backend = NativeBackend(isa)
-    found, wanted = (it(spread, covariance, rank, 0.2) for it in (backend.shared_directions, plain.shared_directions))
+    found, wanted = (it(spread, covariance, rank, 0.2) for it in (backend.shared_directions, BASE.shared_directions))
     for mine, theirs in zip(found, wanted, strict=True):
         assert float((mine - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
     alone = backend.shared_directions(spread[1:], covariance[1:], rank, 0.2)
@@ -127,7 +130,7 @@ def test_eigenvectors_of_what_is_not_finite_end_and_stay_with_their_matrix(isa, 
     x = normal(0, 3, 50, 50)
     matrix = x + x.mT
     matrix[1, 4, 7] = bad
-    values, vectors = NativeBackend(isa).eigh(matrix)
+    values, vectors = NativeBackend(isa)._eigh(matrix)
     assert bool(values[1].isnan().all()) and bool(vectors[1].isnan().all())
     check_eigen(matrix[[0, 2]], isa)
 
@@ -139,7 +142,7 @@ def test_eigenvectors_are_the_same_on_any_number_of_threads(isa):
         found = []
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(NativeBackend(isa).eigh(matrix))
+            found.append(NativeBackend(isa)._eigh(matrix))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
@@ -156,7 +159,7 @@ def test_second_moment(isa, dtype, centred, rows, dim):
     for mask in (counted, None):
         found = NativeBackend(isa).second_moment(x, mask, centred)
         assert found.dtype == torch.float64 and torch.equal(found, found.mT)
-        torch.testing.assert_close(found, plain.second_moment(x, mask, centred), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(found, BASE.second_moment(x, mask, centred), rtol=1e-12, atol=1e-13)
     assert not NativeBackend(isa).second_moment(x, counted, centred)[1, 0].any()
 
 
@@ -181,7 +184,7 @@ def test_labels_outside_are_refused(isa):
 def test_central_rows(isa, count, rank):
     x, labels = normal(0, 2, 2, 400, rank, dtype=torch.float32), labels_of(1, 2, 2, 400, groups=30)
     found = NativeBackend(isa).central_rows(x, labels, 30, count)
-    wanted = plain.central_rows(x, labels, 30, count)
+    wanted = BASE.central_rows(x, labels, 30, count)
     grouped = labels.gather(-1, wanted) >= 0  # what fills up behind them has no order
     assert torch.equal(torch.where(grouped, found, -1), torch.where(grouped, wanted, -1))
     assert torch.equal(found.sort(-1).values, wanted.sort(-1).values) or count < 400
@@ -196,7 +199,7 @@ def test_central_rows_with_ties_and_nan(isa):
     labels = torch.tensor([0, 0, 0, 1, 1, 2]).view(1, 1, 6)
     found = NativeBackend(isa).central_rows(x, labels, 3, 6)
     assert found[0, 0].tolist() == [0, 3, 5, 1, 4, 2]
-    assert torch.equal(found, plain.central_rows(x, labels, 3, 6))
+    assert torch.equal(found, BASE.central_rows(x, labels, 3, 6))
 
 
 @pytest.mark.parametrize("cells", [(1, 1), (5, 7), (40, 90)])
@@ -209,8 +212,8 @@ def test_spend(isa, cells, budget):
     share[0, 1, cells[0] // 2] = -torch.inf
     share[0, 2] *= -0.0
     left = torch.full((2, 1), budget).expand(2, 3)
-    found = NativeBackend(isa).spend(share, queries, keys, left)
-    assert torch.equal(found, plain.spend(share, queries, keys, left))
+    found = spend(NativeBackend(isa), share, queries, keys, left)
+    assert torch.equal(found, spend(BASE, share, queries, keys, left))
 
 
 @pytest.mark.parametrize("probes,dim", [(1, 8), (20, 40), (40, 40), (64, 128), (90, 33)])
@@ -222,7 +225,7 @@ def test_fit_residual(isa, probes, dim, ridge, subspace):
     weights = normal(2, 2, 2, probes, dtype=torch.float32).square() + 0.1
     rank = min(7, probes, dim) if subspace else dim
     found = NativeBackend(isa).fit_residual(x, residual, weights, 7, ridge, subspace)
-    wanted = plain.fit_residual(x, residual, weights, 7, ridge, subspace)
+    wanted = BASE.fit_residual(x, residual, weights, 7, ridge, subspace)
     for name in ("left", "right", "bias", "left_out"):
         assert getattr(found, name).shape == getattr(wanted, name).shape
     assert found.left.shape == (2, 2, dim, rank)
@@ -239,7 +242,7 @@ def test_fit_residual_with_probes_that_are_not_finite(isa):
     x[0, 0, 4, 3], residual[0, 0, 4] = torch.nan, torch.nan  # lost, so left out
     residual[0, 0, 9, 5] = torch.inf  # seen among the skipped keys, so passed on
     found = NativeBackend(isa).fit_residual(x, residual, weights, 5, 0.1, True)
-    wanted = plain.fit_residual(x, residual, weights, 5, 0.1, True)
+    wanted = BASE.fit_residual(x, residual, weights, 5, 0.1, True)
     assert bool(found.bias[0, 0, 5].isnan()) and int(found.bias.isnan().sum()) == 1
     torch.testing.assert_close(found.left @ found.right, wanted.left @ wanted.right, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.bias, wanted.bias, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -255,9 +258,9 @@ def test_fit_residual_of_nothing(isa):
 
 def test_only_finite(isa):
     x = normal(0, 2, 400, 48, dtype=torch.float32)
-    assert NativeBackend(isa).only_finite(x) is x
+    assert NativeBackend(isa)._only_finite(x) is x
     for place, bad in ((0, torch.nan), (-1, torch.inf), (19_000, -torch.inf)):
         broken = x.clone()
         broken.view(-1)[place] = bad
         wanted = torch.where(broken.isfinite(), broken, 0.0)
-        assert torch.equal(NativeBackend(isa).only_finite(broken), wanted)
+        assert torch.equal(NativeBackend(isa)._only_finite(broken), wanted)

@@ -8,22 +8,25 @@ import pytest
 import torch
 
 from residua import Partition
-from residua.ops import plain
-from residua.ops.plain.grouping import assign, count_labels
+from residua.ops.backend import Backend
+from residua.ops.grouping import count_labels, nearest
+from residua.ops.summary import group_covariance
 from tests.support.oracle import masked_attention, normal, qkv, random_route, worst
+
+BASE = Backend()
 
 
 @pytest.fixture(params=["whole", "chunks"], autouse=True)
 def chunk(request, monkeypatch):
     if request.param == "chunks":
-        monkeypatch.setattr("residua.ops.plain.chunks.CHUNK_BYTES", 3000)
+        monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 3000)
 
 
 def test_assign_takes_the_nearest_and_the_lowest_of_equals():
     x = torch.randint(-9, 9, (2, 70, 3), generator=torch.Generator().manual_seed(0)).float()
     centres = torch.randint(-9, 9, (2, 11, 3), generator=torch.Generator().manual_seed(1)).float()
     centres[:, 7] = centres[:, 2]
-    labels = assign(x, centres)
+    labels = nearest(x, centres)
     for h in range(2):
         for i in range(70):
             distances = [float((x[h, i] - c).square().sum()) for c in centres[h]]
@@ -33,7 +36,7 @@ def test_assign_takes_the_nearest_and_the_lowest_of_equals():
 def test_assign_never_leaves_the_range_on_nan():
     x, centres = normal(1, 20, 3), normal(1, 4, 3, seed=1)
     x[0, 3], centres[0, 2] = math.nan, math.nan
-    labels = assign(x, centres)
+    labels = nearest(x, centres)
     assert ((labels >= 0) & (labels < 4)).all()
 
 
@@ -47,7 +50,7 @@ def test_group_means_with_empty_groups_and_padding():
     labels = torch.randint(-1, 6, (2, 3, 30), generator=torch.Generator().manual_seed(2))
     labels = torch.where(labels == 3, 2, labels)
     x = torch.where(labels[..., None] < 0, math.nan, x)  # padding may hold anything
-    means = plain.group_means(x, Partition.from_labels(labels, 6))
+    means = BASE.group_means(x, Partition.from_labels(labels, 6))
     for b in range(2):
         for h in range(3):
             for g in range(6):
@@ -58,7 +61,7 @@ def test_group_means_with_empty_groups_and_padding():
 
 def test_gather_rows():
     x, order = (normal(2, 3, 20, 4), torch.randint(0, 20, (2, 3, 7), generator=torch.Generator().manual_seed(2)))
-    found = plain.gather_rows(x, order)
+    found = BASE.gather_rows(x, order)
     assert all(
         torch.equal(found[b, h, m], x[b, h, order[b, h, m]]) for b in (0, 1) for h in (0, 1, 2) for m in range(7)
     )
@@ -72,7 +75,7 @@ def test_cell_mass(dtype, size):
     labels = torch.where(kv.labels == 4, 5, kv.labels)  # group 4 is empty
     kv = Partition.from_labels(labels, 9)
     k = torch.where(labels[..., None] < 0, math.nan, k)
-    found = plain.cell_mass(anchors, k, kv, 0.4)
+    found = BASE.cell_mass(anchors, k, kv, 0.4)
     assert found.dtype == torch.float32 and (found[..., 4] == -math.inf).all()
     for b in range(2):
         for h in range(4):
@@ -86,7 +89,7 @@ def test_cell_mass_shows_nan():
     anchors, k = normal(1, 1, 3, 4), normal(1, 1, 20, 4, seed=1)
     k[0, 0, 7, 2] = math.nan
     kv = Partition.from_labels((torch.arange(20) % 5).view(1, 1, 20), 5)
-    found = plain.cell_mass(anchors, k, kv, 1.0)
+    found = BASE.cell_mass(anchors, k, kv, 1.0)
     assert found[..., 2].isnan().all() and found[..., [0, 1, 3, 4]].isfinite().all()
 
 
@@ -97,7 +100,7 @@ def test_attend_rows(dtype):
     mask[0, 10] = False
     hidden = ~mask[:, None, :, None]
     wanted, _ = masked_attention(q, k, v, mask[:, None, None])
-    found = plain.attend_rows(q, torch.where(hidden, math.nan, k), torch.where(hidden, math.inf, v), mask, 8**-0.5)
+    found = BASE.attend_rows(q, torch.where(hidden, math.nan, k), torch.where(hidden, math.inf, v), mask, 8**-0.5)
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert worst(found, torch.nan_to_num(wanted, 0.0)) < 1e-6
     assert not found[1].any()  # a batch in which every key is padding
@@ -106,8 +109,8 @@ def test_attend_rows(dtype):
 def test_add_affine_reuses_or_casts():
     out, left, right, bias = normal(2, 2, 33, 6), normal(2, 2, 6, 3), normal(2, 2, 3, 6), normal(2, 2, 6)
     wanted = out.double() + out.double() @ left.double() @ right.double() + bias.double()[:, :, None]
-    assert worst(plain.add_affine(out.clone(), left, right, bias, torch.float32), wanted) < 1e-6
-    low = plain.add_affine(out.clone(), left, right, bias, torch.bfloat16)
+    assert worst(BASE.add_affine(out.clone(), left, right, bias, torch.float32), wanted) < 1e-6
+    low = BASE.add_affine(out.clone(), left, right, bias, torch.bfloat16)
     assert low.dtype == torch.bfloat16 and worst(low, wanted) < 4e-3
 
 
@@ -135,7 +138,7 @@ def test_slot_means(dtype, size):
         log_mass[b, h, a, t] = logits.logsumexp(-1)
         weight = logits.softmax(-1)
         wanted[b, h, a, t] = weight @ k[b, g, inside].double(), weight @ v[b, g, inside].double()
-    keys, values = plain.slot_means(anchors, k, v, kv, slots, log_mass, 0.4)
+    keys, values, _ = BASE.slot_summary(anchors, k, v, kv, slots, log_mass, 0.4)
     assert keys.shape == (2, 4, 3, 4, 6) and values.shape == (2, 4, 3, 4, 5)
     assert keys.dtype == values.dtype == torch.float32 and keys.is_contiguous() and values.is_contiguous()
     assert not keys[..., 2, :].any() and not values[..., 2, :].any()
@@ -148,11 +151,11 @@ def test_slot_means_take_nothing_from_cells_of_no_slot():
     anchors, k, v = normal(1, 1, 3, 4), normal(1, 1, 20, 4, seed=1), normal(1, 1, 20, 5, seed=2)
     kv = Partition.from_labels((torch.arange(20) % 5).view(1, 1, 20), 5)
     slots = torch.tensor([0, 1, -1, 0, 1], dtype=torch.int32).expand(1, 1, 3, 5)
-    mass = plain.cell_mass(anchors, k, kv, 1.0)
+    mass = BASE.cell_mass(anchors, k, kv, 1.0)
     log_mass = torch.stack([mass[..., [0, 3]].logsumexp(-1), mass[..., [1, 4]].logsumexp(-1)], -1)
-    clean = plain.slot_means(anchors, k, v, kv, slots, log_mass, 1.0)
+    clean = BASE.slot_summary(anchors, k, v, kv, slots, log_mass, 1.0)[:2]
     k[0, 0, 2::5], v[0, 0, 2::5] = math.inf, math.nan
-    dirty = plain.slot_means(anchors, k, v, kv, slots, log_mass, 1.0)
+    dirty = BASE.slot_summary(anchors, k, v, kv, slots, log_mass, 1.0)[:2]
     assert all(torch.equal(x, y) for x, y in zip(clean, dirty, strict=True))
 
 
@@ -164,7 +167,7 @@ def test_group_covariance(dtype):
     labels = torch.where(labels == 3, 2, labels)  # group 3 is empty
     hidden = labels[..., None] < 0
     x, v = torch.where(hidden, math.nan, x), torch.where(hidden, math.inf, v)
-    covariance, variance = plain.group_covariance(x, v, Partition.from_labels(labels, 6))
+    covariance, variance = group_covariance(x, v, Partition.from_labels(labels, 6))
     assert covariance.shape == (2, 3, 6, 4, 5) and variance.shape == (2, 3, 6, 4)
     assert covariance.dtype == variance.dtype == torch.float32
     for b, h, g in torch.cartesian_prod(*(torch.arange(n) for n in (2, 3, 6))).tolist():
@@ -189,12 +192,12 @@ def test_split_rows(dtype):
     kept[0, 0, 0] = False
     kept[..., 6] = False
     hidden = ((labels == 6) | (labels < 0))[..., None]  # what nobody keeps may hold anything
-    exact, part, lse = plain.split_rows(q, k, torch.where(hidden, math.nan, v), kv, kept, mask, 8**-0.5)
+    exact, part, lse = BASE.split_rows(q, k, torch.where(hidden, math.nan, v), kv, kept, mask, 8**-0.5)
     groups = labels.repeat_interleave(2, dim=1)[:, :, None].clamp(min=0).expand(2, 4, 9, 60)
     seen = kept.gather(-1, groups) & mask[:, None, None]
     wanted, wanted_lse = masked_attention(q, k, v, seen)
     assert worst(part, wanted) < 1e-6 and torch.allclose(lse.double(), wanted_lse, atol=1e-5)
     assert not part[0, 0, 0].any() and lse[0, 0, 0] == -math.inf
-    clean = plain.split_rows(q, k, v, kv, kept, mask, 8**-0.5)[0]
-    assert torch.equal(clean, plain.attend_rows(q, k, v, mask, 8**-0.5))
+    clean = BASE.split_rows(q, k, v, kv, kept, mask, 8**-0.5)[0]
+    assert torch.equal(clean, BASE.attend_rows(q, k, v, mask, 8**-0.5))
     assert exact[0].isnan().all()  # the exact rows see it

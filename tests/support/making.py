@@ -12,8 +12,7 @@ from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
 from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.stages import GroupedCall, SizedCall, Verdict
-from residua.ops.backend import Backend
-from residua.ops.torch_backend import TorchBackend
+from residua.ops.backend import Backend, TorchBackend
 from residua.types import Call, Grouping
 
 
@@ -68,3 +67,8 @@ def random_cells(grouping: Grouping, heads: int, keep: float = 0.4, seed: int = 
     if grouping.pinned_groups:
         cells[..., -grouping.pinned_groups :] = True
     return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
+
+
+def spend(backend: Backend, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
+    """The cells [B, H, Cq, Ck] that one budget buys by their share of a row's mass."""
+    return backend.best_cells(log_share, query_sizes, kv_sizes, [budget], shares=True)[0]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.ops import plain
+from residua.ops.backend import Backend
 from residua.types import MAX_BEND, Drift, Partition, Route, SummaryKeys
+
+BASE = Backend()
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DIMS = [(8, 20), (20, 8), (64, 96), (96, 64), (128, 128)]
@@ -75,7 +77,7 @@ def slotted(
     slots = (chance(5, 1, heads, cq, groups) * (count + 1)).int() - 1
     slots[slots == 0] = -1
     slots[:, :, -1] = -1
-    mass = plain.cell_mass(anchors, k, kv, SCALE)
+    mass = BASE.cell_mass(anchors, k, kv, SCALE)
     log_mass = [torch.where(slots == t, mass, -torch.inf).logsumexp(-1) for t in range(count)]
     return anchors, k, v, kv, slots, torch.stack(log_mass, -1)
 
@@ -88,7 +90,7 @@ def mixture(
     share = torch.eye(kv.groups).expand(batch, heads, -1, -1)
     if count is not None:
         share = rows(11, batch, heads, count, kv.groups).softmax(-1)
-    return share, k, rows(12, batch, heads, dim, rank), v, kv, plain.group_means(k.float(), kv)
+    return share, k, rows(12, batch, heads, dim, rank), v, kv, BASE.group_means(k.float(), kv)
 
 
 def choices(

@@ -8,8 +8,8 @@ import json
 import torch
 
 import residua
+from residua.ops import backend as backend_module
 from residua.ops import backend as backends
-from residua.ops import torch_backend
 from residua.tools import doctor
 
 
@@ -36,7 +36,7 @@ def test_cpu_features_come_from_what_the_kernels_can_use():
 
 
 def test_a_backend_that_cannot_run_says_why(monkeypatch):
-    class Missing(torch_backend.TorchBackend):
+    class Missing(backend_module.TorchBackend):
         name = "missing"
         about = "a backend without its compiler"
 

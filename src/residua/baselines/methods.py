@@ -120,10 +120,10 @@ class Method:
             The output [B, H, Nq, Dv] in q's dtype, and the receipt.
         """
         call = validate(q, k, v, scale=scale, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask)
-        backend = choose_backend(config.backend, Demand.of(call))
-        whole = WholeCall(call, config, backend, Stopwatch(time_stages, q.device), grid)
+        chosen = choose_backend(config.backend, Demand.of(call))
         warm = state is not None and state.warm
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False), backend.session():
+        with torch.no_grad(), torch.autocast(q.device.type, enabled=False), chosen.session() as backend:
+            whole = WholeCall(call, config, backend, Stopwatch(time_stages, q.device), grid)
             if not call.routable:
                 return exact_attention(call, backend), whole.receipt([], warm)
             out, outcomes = whole.attend(self._run_or_refuse, None if state is None else state.by_part)

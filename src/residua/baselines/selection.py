@@ -22,12 +22,12 @@ def centroid_scores(task: Task, query: Partition, kv: Partition) -> Tensor:
 
 def best_per_pair(task: Task, log_gain: Tensor, query: Partition, kv: Partition) -> Route:
     """Cells with the most gain of a row per key first, over all cells of a head. `log_gain` [B, H, Cq, Ck]"""
-    return Route(query, kv, task.backend.spend(log_gain, query.sizes, kv.sizes, task.budget))
+    return Route(query, kv, task.backend.best_cells(log_gain, query.sizes, kv.sizes, [task.budget], shares=True)[0])
 
 
 def in_order(task: Task, place: Tensor, query: Partition, kv: Partition) -> Route:
     """Cells with the lowest `place` [B, H, Cq, Ck] first."""
-    # `spend` divides by the keys of a cell, which is undone here because the order is given
+    # `best_cells` divides by the keys of a cell, which is undone here because the order is given
     value = -place.double() + kv.sizes.clamp(min=1).double().log()[..., None, :]
     return best_per_pair(task, value, query, kv)
 

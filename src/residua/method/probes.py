@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..ops.backend import Backend
-from ..ops.plain.grouping import count_labels
+from ..ops.grouping import count_labels
 from ..types import Call, Grouping, Probes
 from ..util.golden import spread_order
 

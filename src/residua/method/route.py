@@ -87,7 +87,7 @@ def group_worth(grouped: GroupedCall) -> Tensor:
     every, sample = WORTH_EVERY, grouped.rules.priority_keys
     if sample is not None:
         every = max(every, call.k.shape[2] // (sample * kv.groups))
-    return grouped.backend.group_worth(call.k, call.v, kv, every)
+    return grouped.backend.group_priority(call.k, call.v, kv, every)
 
 
 def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:

@@ -1,6 +1,6 @@
 """How a call is computed: backends that register here and say why they cannot take a call. None falls back silently."""
 
-from . import flashinfer, native, reference, torch_backend, triton
+from . import flashinfer, native, reference, triton
 from .backend import BACKENDS, Backend, Demand
 from .check import check_route, check_summary
 from .select import backends, choose_backend, slow_note
@@ -17,6 +17,5 @@ __all__ = [
     "native",
     "reference",
     "slow_note",
-    "torch_backend",
     "triton",
 ]

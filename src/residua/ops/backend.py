@@ -1,8 +1,8 @@
-"""What a backend is, and how one registers itself; `selection.py` chooses one.
+"""What a backend is, and how one registers itself; `select.py` chooses one.
 
-A backend runs the heavy primitives of a call, which `primitives/` describes by subject. The base class has
-all of them but `attend` in plain torch, on any device, without an [N, N] or an all-heads [N, C] matrix; a
-backend overrides what it does better.
+A backend runs the heavy primitives of a call. The base class is their contract and their version in plain
+torch at once, by subject: for any device, without an [N, N] or an all-heads [N, C] matrix. A backend
+overrides what it does better.
 """
 
 from __future__ import annotations
@@ -12,11 +12,28 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from ..registry import Registry
-from ..types import Call, Route, SummaryKeys
-from .primitives import RoutingPrimitives, RowPrimitives, SummaryPrimitives
+from ..types import Call
+from .attention import AttentionPrimitives
+from .cells import CellPrimitives
+from .grouping import GroupingPrimitives
+from .judging import JudgingPrimitives
+from .matrices import MatrixPrimitives
+from .residual import ResidualPrimitives
+from .summary import SummaryPrimitives
+
+SUBJECTS = (
+    MatrixPrimitives,
+    GroupingPrimitives,
+    CellPrimitives,
+    SummaryPrimitives,
+    AttentionPrimitives,
+    JudgingPrimitives,
+    ResidualPrimitives,
+)
+# What a backend may override: the public methods of the subjects. Their private ones are steps of these.
+PRIMITIVES = tuple(name for subject in SUBJECTS for name in vars(subject) if not name.startswith("_"))
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Demand:
         return Demand(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1])
 
 
-class Backend(SummaryPrimitives, RoutingPrimitives, RowPrimitives):
+class Backend(SummaryPrimitives, CellPrimitives, AttentionPrimitives, JudgingPrimitives, ResidualPrimitives):
     """Base of the backends. All tensors share one device; outputs are fp32 unless a dtype is asked for.
 
     Groups and heads are leading dimensions everywhere: x [B, H, N, D] is any strided view with any of the
@@ -52,7 +69,7 @@ class Backend(SummaryPrimitives, RoutingPrimitives, RowPrimitives):
     about: ClassVar[str]  # one line for `residua doctor`
     preference: ClassVar[int] = 0  # `auto` tries higher ones first; below 0: only by name
     deterministic: ClassVar[bool] = True  # bit-identical on repeats
-    adds_by_slot: ClassVar[bool] = False  # whether `slot_means` is the fastest way to add a few rows by slot
+    adds_by_slot: ClassVar[bool] = False  # whether `slot_summary` is the fastest way to add a few rows by slot
     devices: ClassVar[tuple[str, ...] | None] = None  # torch device types; None = any
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
     head_dims: ClassVar[tuple[int, int]] = (1, 1 << 30)  # inclusive, for D and Dv
@@ -85,37 +102,20 @@ class Backend(SummaryPrimitives, RoutingPrimitives, RowPrimitives):
                 found.append(f"{label}={dim}: takes {low}..{high}")
         return found
 
-    def session(self) -> AbstractContextManager[None]:
-        """Surrounds a whole call, for what a backend sets up and puts back around it."""
-        return nullcontext()
+    def session(self) -> AbstractContextManager[Backend]:
+        """Surrounds a whole call, and gives the backend that runs it: one that may keep what its stages share."""
+        return nullcontext(self)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        route: Route,
-        scale: float,
-        summary: SummaryKeys | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Softmax attention of every row over the kept cells of its query group, and over its summary keys,
-        which may drift (see `types.Drift`).
-
-        Args:
-            q: [B, H, Nq, D].
-            k: [B, Hkv, Nk, D].
-            v: [B, Hkv, Nk, Dv].
-            route: The kept cells.
-            scale: Factor of the scores.
-            summary: What stands for the skipped groups; None: nothing.
-            out_dtype: Of the output; None: q's.
-
-        Returns:
-            The output [B, H, Nq, Dv] in the original row order, and the natural log-sum-exp [B, H, Nq] fp32.
-            A row of no group or with nothing kept gets 0 and -inf.
-        """
-        raise NotImplementedError
+    def release(self) -> None:
+        """Drops the rows that a session keeps, after the last stage that wants them."""
 
 
 BACKENDS: Registry[Backend] = Registry("backend")
+
+
+@BACKENDS.register
+class TorchBackend(Backend):
+    name = "torch"
+    about = "pure torch, any device and dtype"
+    preference = 10
+    gpu_by_itself = False  # Python loops that wait for the device

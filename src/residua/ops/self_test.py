@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..types import Drift, Partition, Route, SummaryKeys
-from . import plain as plain_torch
 from .backend import Backend
 from .gpu_cache import gpu_key, recall, remember
 from .reference import Reference
@@ -51,6 +50,22 @@ class Check:
         return not self.problem and self.error <= self.limit  # NaN fails
 
 
+@dataclass(frozen=True)
+class Case:
+    """A primitive, with what it is given. What it changes in place is its own."""
+
+    name: str  # of the primitive; behind a comma, what is special
+    limit: float
+    given: tuple[Any, ...]
+    wide: bool = False  # whether what it is measured by computes in fp64
+    off: Callable[[Any, Any], float] | None = None  # how far results are from what is wanted
+
+    def error(self, backend: Backend, trusted: _OnTheCpu) -> float:
+        method = self.name.partition(",")[0]
+        wanted = getattr(trusted, method)(*(_widened(self.given) if self.wide else self.given))
+        return (self.off or _off)(getattr(backend, method)(*self.given), wanted)
+
+
 def run_self_test(
     backend: Backend,
     device: torch.device,
@@ -69,20 +84,20 @@ def run_self_test(
 
 
 def _run_cases(
-    make: Callable[..., Iterator[tuple[str, float, Callable[[], float]]]],
+    make: Callable[..., Iterator[Case]],
     backend: Backend,
     device: torch.device,
     shape: tuple[int, int, int, int, int],
     dtype: torch.dtype,
 ) -> list[Check]:
     found: list[Check] = []
-    facts = ("x".join(map(str, shape)), _short(dtype))
+    facts, trusted = ("x".join(map(str, shape)), _short(dtype)), _OnTheCpu(Reference(), device)
     try:
-        for name, limit, work in make(backend, device, shape, dtype):
+        for case in make(trusted, device, shape, dtype):
             try:
-                found.append(Check(name, *facts, work(), limit))
+                found.append(Check(case.name, *facts, case.error(backend, trusted), case.limit))
             except Exception as error:  # a broken kernel may raise anything, which is a failed check
-                found.append(Check(name, *facts, float("nan"), limit, _problem(error)))
+                found.append(Check(case.name, *facts, float("nan"), case.limit, _problem(error)))
     except Exception as error:  # a kernel has broken the device: not even inputs can be made any more
         found.append(Check("its inputs", *facts, float("nan"), 0.0, _problem(error)))
     return found
@@ -148,21 +163,12 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _off(got: Tensor, wanted: Tensor) -> float:
-    """Largest error, relative to the largest value; entries that are not finite must be so in both."""
-    got, wanted = got.double(), wanted.double()
-    if not torch.equal(torch.isfinite(got), torch.isfinite(wanted)):
-        return float("inf")
-    fine = torch.isfinite(wanted)
-    size = wanted[fine].abs().max().clamp(min=1e-6)
-    return float((got[fine] - wanted[fine]).abs().max() / size)
-
-
 def _cases(
-    backend: Backend, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
-) -> Iterator[tuple[str, float, Callable[[], float]]]:
+    trusted: _OnTheCpu, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
+) -> Iterator[Case]:
+    """Attention, rows, and what groups are made of."""
     heads, kv_heads, queries, keys, dim = shape
-    random, plain = _random(device, 0), _OnTheCpu(plain_torch, device)
+    random, loose = _random(device, 0), LIMIT[dtype]
     q = random(1, queries, heads, dim, to=dtype).transpose(1, 2)
     k, v = (random(1, kv_heads, keys, dim, to=dtype) for _ in range(2))
     cq, ck, rank, scale = 5, 13, 16, dim**-0.5
@@ -176,193 +182,119 @@ def _cases(
         random(1, heads, cq, rank).abs() / 32,
         random(1, heads, cq, rank, dim) / 16,
     )
-    keys_, values = random(1, heads, cq, 19, dim), random(1, heads, cq, 19, dim)
-    summary = SummaryKeys(keys_, values, random(1, heads, cq, 19))
-    drifting = SummaryKeys(keys_.to(dtype), values.to(dtype), summary.log_weight, drift)
-    trusted, loose = _OnTheCpu(Reference(), device), LIMIT[dtype]
+    summary = SummaryKeys(random(1, heads, cq, 19, dim), random(1, heads, cq, 19, dim), random(1, heads, cq, 19))
+    drifting = SummaryKeys(summary.keys.to(dtype), summary.values.to(dtype), summary.log_weight, drift)
+    yield Case("attend", loose, (q, k, v, route, scale, None, torch.float32), wide=True)
+    yield Case("attend, summary", loose, (q, k, v, route, scale, summary, torch.float32), wide=True)
+    yield Case("attend, drift", loose, (q, k, v, route, scale, drifting, torch.float32), wide=True)
 
-    def attend(with_summary: SummaryKeys | None) -> float:
-        got, lse = backend.attend(q, k, v, route, scale, with_summary, torch.float32)
-        wanted, wanted_lse = trusted.attend(q.double(), k.double(), v.double(), route, scale, with_summary)
-        return max(_off(got, wanted), _off(lse, wanted_lse))
-
-    yield "attend", loose, lambda: attend(None)
-    yield "attend, summary", loose, lambda: attend(summary)
-    yield "attend, drift", loose, lambda: attend(drifting)
     rows, kept = q[:, :, :37], random(1, heads, 37, ck) > 0
-    wide_rows, wide_k, wide_v = rows.double(), k.double(), v.double()
-    yield (
-        "attend_rows",
-        loose,
-        lambda: _off(
-            backend.attend_rows(rows, k, v, None, scale), plain.attend_rows(wide_rows, wide_k, wide_v, None, scale)
-        ),
-    )
-    yield (
-        "split_rows",
-        loose,
-        lambda: max(
-            map(
-                _off,
-                backend.split_rows(rows, k, v, kv, kept, None, scale),
-                plain.split_rows(wide_rows, wide_k, wide_v, kv, kept, None, scale),
-            )
-        ),
-    )
+    yield Case("attend_rows", loose, (rows, k, v, None, scale), wide=True)
+    yield Case("split_rows", loose, (rows, k, v, kv, kept, None, scale), wide=True)
     group, exact = query.labels[..., :37].clamp(min=0), random(1, heads, 37, dim)
     sums = [(random(1, heads, 37, dim), random(1, heads, 37)) for _ in range(2)]
-    given = (rows, group, exact, sums[0], sums[1], drift)
-    errors, weights = trusted.candidate_errors(*given), random(1, heads, 37).abs()
-    bare = random(1, heads) > 1
-    yield "candidate_errors", EXACT, lambda: _off(backend.candidate_errors(*given), errors)
-    yield (
-        "best_candidate",
-        EXACT,
-        lambda: max(
-            map(
-                _off,
-                backend.best_candidate(errors, weights, bare, 0.9),
-                trusted.best_candidate(errors, weights, bare, 0.9),
-            )
-        ),
-    )
-    yield "switch_summary", 0.0, lambda: _switching(backend, drifting, drift)
-    yield "project", EXACT, lambda: _off(backend.project(q, factor, True), plain.project(q, factor, True))
-    yield "gather_rows", 0.0, lambda: _off(backend.gather_rows(k, kv.order), plain.gather_rows(k, kv.order))
-    yield "group_means", EXACT, lambda: _off(backend.group_means(k, kv), plain.group_means(k, kv))
-    yield (
-        "cell_mass",
-        EXACT,
-        lambda: _off(backend.cell_mass(anchors, k, kv, scale), plain.cell_mass(anchors, k, kv, scale)),
-    )
-    yield (
-        "group_covariance",
-        1e-3,
-        lambda: max(
-            map(
-                _off,
-                backend.group_covariance(k[..., :rank].float(), v, kv),
-                plain.group_covariance(k[..., :rank].float(), v, kv),
-            )
-        ),
-    )
+    yield Case("candidate_errors", EXACT, (rows, group, exact, sums[0], sums[1], drift))
+    errors = trusted.candidate_errors(rows, group, exact, sums[0], sums[1], drift)
+    yield Case("best_candidate", EXACT, (errors, random(1, heads, 37).abs(), random(1, heads) > 1, 0.9))
+    own = replace(drift, curve=drift.curve.clone(), slope=drift.slope.clone())
+    own_summary = replace(drifting, log_weight=summary.log_weight.clone(), drift=own)
+    yield Case("switch_summary", 0.0, (own_summary, torch.arange(heads, device=device)[None] % 3))
+
+    yield Case("project", EXACT, (q, factor, True))
+    yield Case("gather_rows", 0.0, (k, kv.order))
+    yield Case("group_means", EXACT, (k, kv))
+    yield Case("cell_mass", EXACT, (anchors, k, kv, scale))
     x, centres = random(heads, queries, 48), random(heads, ck, 48)
-    yield (
-        "kmeans_step",
-        1 - AGREE,
-        lambda: float(
-            (backend.kmeans_step(x, centres, None)[0] != plain.kmeans_step(x, centres, None)[0]).double().mean()
-        ),
-    )
+    yield Case("lloyd", 1 - AGREE, (x, centres, 1, None), off=_labels_differ)
     share, sizes = random(1, heads, cq, ck).log_softmax(-1), kv.sizes.repeat_interleave(heads // kv_heads, 1)
     budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
-    yield (
-        "spend",
-        0.0,
-        lambda: float(
-            (backend.spend(share, query.sizes, sizes, budget) != plain.spend(share, query.sizes, sizes, budget))
-            .double()
-            .mean()
-        ),
-    )
+    yield Case("best_cells, shares", 0.0, (share, query.sizes, sizes, [budget], None, None, None, True), off=_differ)
 
 
 def _stage_cases(
-    backend: Backend, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
-) -> Iterator[tuple[str, float, Callable[[], float]]]:
-    """The small stages: sorting, moments, slots, cells. `Backend` itself is plain torch."""
+    trusted: _OnTheCpu, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
+) -> Iterator[Case]:
+    """The small stages: sorting, moments, slots, cells."""
     heads, kv_heads, queries, keys, dim = shape
-    random, trusted = _random(device, 1000), _OnTheCpu(Reference(), device)
+    random = _random(device, 1000)
     cq, ck, rank, scale = 5, 29, 16, dim**-0.5
     k, v = (random(1, kv_heads, keys, dim, to=dtype) for _ in range(2))
     query = Partition.from_labels(_labels(random(1, heads, queries), cq), cq)
     kv = Partition.from_labels(_labels(random(1, kv_heads, keys), ck), ck)
-    yield "sort_groups", 0.0, lambda: _differ(backend.sort_groups(kv.labels, ck).order, kv.order)
-    yield (
-        "second_moment",
-        EXACT,
-        lambda: _off(backend.second_moment(k, None, True), trusted.second_moment(k, None, True)),
-    )
+    yield Case("sort_groups", 0.0, (kv.labels, ck))
+    yield Case("second_moment", EXACT, (k, None, True))
     moment = trusted.second_moment(k, None, False)
-    yield (
-        "leading_factor",
-        1e-3,
-        lambda: _off(_square(backend.leading_factor(moment, rank)), _square(trusted.leading_factor(moment, rank))),
+    yield Case(
+        "leading_factor", 1e-3, (moment, rank, False), off=lambda got, wanted: _off(_square(got), _square(wanted))
     )
     x, centres = random(heads, 90, 64), random(heads, 9, 64)
-    yield (
-        "lloyd",
-        1 - AGREE,
-        lambda: _differ(backend.lloyd_labels(x, centres, 2, None), trusted.lloyd_labels(x, centres, 2, None)),
-    )
+    yield Case("lloyd, labels", 1 - AGREE, (x, centres, 2, None, False), off=_labels_differ)
     factor = random(1, kv_heads, dim, rank) / dim**0.5
-    yield (
-        "coordinates",
-        1e-3,
-        lambda: _off(backend.coordinates(k, factor, False), trusted.coordinates(k, factor, False)),
-    )
+    yield Case("project, rough", 1e-3, (k, factor, False, True))
+
     mass, sizes = 3 * random(1, heads, cq, ck), kv.sizes.repeat_interleave(heads // kv_heads, 1)
     budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
-    worth = random(1, heads, ck)
-    given = (mass, query.sizes, sizes, [budget, budget], ck, worth, 1)  # one by worth, one by mass
-    yield "best_cells", 1 - AGREE, lambda: _differ(backend.best_cells(*given), trusted.best_cells(*given))
-    yield "group_worth", EXACT, lambda: _off(backend.group_worth(k, v, kv, 4), trusted.group_worth(k, v, kv, 4))
+    given: tuple[Any, ...] = (
+        mass,
+        query.sizes,
+        sizes,
+        [budget, budget],
+        ck,
+        random(1, heads, ck),
+        1,
+    )  # one by priority, one by mass
+    yield Case("best_cells", 1 - AGREE, given, off=_differ)
+    yield Case("group_priority", EXACT, (k, v, kv, 4))
     cells = random(1, 1, heads, cq, ck) > 0.3
-    yield "missed_mass", EXACT, lambda: _off(backend.missed_mass(mass, cells), trusted.missed_mass(mass, cells))
+    yield Case("missed_mass", EXACT, (mass, cells))
+
     anchors = random(1, heads, cq, dim)
     near = torch.arange(ck, device=device).remainder(3).expand(1, kv_heads, ck)
     exact_mass = trusted.cell_mass(anchors, k, kv, scale)
     wanted = torch.ones(1, heads, dtype=torch.bool, device=device)
-    slots = trusted.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)
-    yield (
-        "choose_slots",
-        EXACT,
-        lambda: _off(backend.choose_slots(exact_mass, cells[0], query, kv, near, 4, 3, wanted)[2], slots[2]),
-    )
-    yield (
-        "slot_summary",
-        LIMIT[dtype],
-        lambda: max(
-            map(
-                _off,
-                backend.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2],
-                trusted.slot_summary(anchors, k, v, kv, slots[0], slots[1], scale, near, 4)[:2],
-            )
-        ),
-    )
+    chosen = (exact_mass, cells[0], query, kv, near, 4, 3, wanted)
+    yield Case("choose_slots", EXACT, chosen, off=lambda got, wanted: _off(got[2], wanted[2]))
+    slots, log_mass, _ = trusted.choose_slots(*chosen)
+    given = (anchors, k, v, kv, slots, log_mass, scale, near, 4)
+    yield Case("slot_summary", LIMIT[dtype], given, off=lambda got, wanted: _off(got[:2], wanted[:2]))
     share, centroids = random(1, kv_heads, cq, ck).softmax(-1), trusted.group_means(k, kv)
-    yield (
-        "mixed_covariance",
-        COVARIANCE,
-        lambda: max(
-            map(
-                _off,
-                backend.mixed_covariance(share, k, factor, v, kv, centroids),
-                trusted.mixed_covariance(share, k, factor, v, kv, centroids),
-            )
-        ),
-    )
-    skipped = (share, share[..., :3], k, factor, v, kv, centroids, near, ck - 1, False)
-    yield (
-        "skipped_covariance",
-        COVARIANCE,
-        lambda: max(map(_off, backend.skipped_covariance(*skipped), trusted.skipped_covariance(*skipped))),
-    )
+    given = (share, k, factor, v, kv, centroids)
+    yield Case("skipped_covariance", COVARIANCE, given)
+    yield Case("skipped_covariance, merged", COVARIANCE, (*given, share[..., :3], near, ck - 1, False))
+
     left, right = random(1, kv_heads, dim, rank) / dim, random(1, kv_heads, rank, dim)
-    bias = random(1, kv_heads, dim)
-    yield (
-        "add_affine",
-        LIMIT[dtype],
-        lambda: _off(
-            backend.add_affine(v.float(), left, right, bias, dtype),
-            trusted.add_affine(v.float(), left, right, bias, dtype),
-        ),
-    )
+    yield Case("add_affine", LIMIT[dtype], (v.float(), left, right, random(1, kv_heads, dim), dtype))
     holed = v.clone()
     holed[:, :, 7, 3] = torch.nan
-    yield "lost_channels", 0.0, lambda: _differ(backend.lost_channels(holed, None), trusted.lost_channels(holed, None))
-    lost = trusted.lost_channels(holed, None)[:, :, None]
-    yield "spoil", 0.0, lambda: _differ(backend.spoil(v.clone(), lost).isnan(), lost.expand_as(v))
+    yield Case("lost_channels", 0.0, (holed, None), off=_differ)
+    yield Case("spoil", 0.0, (v.clone(), trusted.lost_channels(holed, None)[:, :, None]))
+
+
+def _off(got: Any, wanted: Any) -> float:
+    """Largest error, relative to the largest value; entries that are not finite must be so in both. Of what
+    holds tensors, the largest over these."""
+    if not isinstance(got, Tensor):
+        return max(_off(*pair) for pair in zip(_tensors(got), _tensors(wanted), strict=True))
+    got, wanted = got.double(), wanted.double()
+    if not torch.equal(torch.isfinite(got), torch.isfinite(wanted)):
+        return float("inf")
+    fine = torch.isfinite(wanted)
+    size = wanted[fine].abs().max().clamp(min=1e-6)
+    return float((got[fine] - wanted[fine]).abs().max() / size)
+
+
+def _differ(got: Tensor, wanted: Tensor) -> float:
+    """Share of the entries that differ."""
+    return float((got != wanted).double().mean()) if got.shape == wanted.shape else float("inf")
+
+
+def _labels_differ(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    return _differ(got[0], wanted[0])
+
+
+def _square(x: Tensor) -> Tensor:
+    """A product that does not depend on a rotation of the columns."""
+    return x.double() @ x.double().mT
 
 
 def _random(device: torch.device, seed: int) -> Callable[..., Tensor]:
@@ -388,38 +320,34 @@ class _OnTheCpu:
 
 def _moved(x: Any, device: torch.device) -> Any:
     """A tensor, or what holds some, with all of them on the device."""
+    return _each(x, lambda tensor: tensor.to(device))
+
+
+def _widened(x: Any) -> Any:
+    """A tensor, or what holds some, in fp64 where the numbers are not whole."""
+    return _each(x, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+
+
+def _tensors(x: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _each(x, take)
+    return found
+
+
+def _each(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A tensor, or what holds some, with all of them changed."""
     if isinstance(x, Tensor):
-        return x.to(device)
+        return change(x)
     if isinstance(x, (tuple, list)):
-        return [_moved(part, device) for part in x]
+        return [_each(part, change) for part in x]
     if is_dataclass(x) and not isinstance(x, type):
-        return replace(x, **{field.name: _moved(getattr(x, field.name), device) for field in fields(x)})
+        return replace(x, **{field.name: _each(getattr(x, field.name), change) for field in fields(x)})
     return x
-
-
-def _differ(got: Tensor, wanted: Tensor) -> float:
-    """Share of the entries that differ."""
-    return float((got != wanted).double().mean()) if got.shape == wanted.shape else float("inf")
-
-
-def _square(x: Tensor) -> Tensor:
-    """A product that does not depend on a rotation of the columns."""
-    return x.double() @ x.double().mT
-
-
-def _switching(backend: Backend, summary: SummaryKeys, drift: Drift) -> float:
-    """How far the summary is off in heads that keep it whole, without drift, and not at all."""
-    choice = torch.arange(summary.keys.shape[1], device=summary.keys.device)[None] % 3
-    # copies, because a backend may switch in place
-    own_drift = Drift(drift.basis, drift.origin, drift.curve.clone(), drift.slope.clone())
-    own = SummaryKeys(summary.keys, summary.values, summary.log_weight.clone(), own_drift)
-    got, wanted = backend.switch_summary(own, choice), plain_torch.switch_summary(summary, choice)
-    assert got.drift is not None and wanted.drift is not None
-    return max(
-        _off(got.log_weight.exp(), wanted.log_weight.exp()),
-        _off(got.drift.curve, wanted.drift.curve),
-        _off(got.drift.slope, wanted.drift.slope),
-    )
 
 
 def _labels(draw: Tensor, groups: int) -> Tensor:

@@ -13,11 +13,10 @@ import math
 import torch
 from torch import Tensor
 
-STEPS = 12
-SHIFT = 1e-6  # of the largest entry: keeps every direction alive, and the Cholesky factors well conditioned
+from .constants import SUBSPACE_SHIFT, SUBSPACE_STEPS
 
 
-def leading_basis(matrix: Tensor, rank: int, steps: int = STEPS) -> Tensor:
+def leading_basis(matrix: Tensor, rank: int, steps: int = SUBSPACE_STEPS) -> Tensor:
     """Orthonormal columns that approximately span the `rank` leading eigenvectors of matrix [..., n, n] fp64.
 
     Directions whose eigenvalues nearly equal the last one may be mixed up with each other. The start
@@ -25,7 +24,7 @@ def leading_basis(matrix: Tensor, rank: int, steps: int = STEPS) -> Tensor:
     """
     size = matrix.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
     matrix = matrix / size
-    shifted = matrix + SHIFT * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    shifted = matrix + SUBSPACE_SHIFT * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     basis = _cosines(matrix, rank)
     for _ in range(steps):
         basis = _orthonormal(shifted @ basis)

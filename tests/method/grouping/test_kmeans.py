@@ -137,7 +137,7 @@ def test_it_ends_and_stays_finite_whatever_comes_in(value):
 def test_chunks_do_not_change_the_result(monkeypatch):
     x = whole_numbers(3, 101, 4)
     whole = kmeans(x, 9, 5)
-    monkeypatch.setattr("residua.ops.plain.chunks.CHUNK_BYTES", 2000)  # 18 rows at a time
+    monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 2000)  # 18 rows at a time
     parts = kmeans(x, 9, 5)
     assert torch.equal(whole.labels, parts.labels) and torch.equal(whole.centres, parts.centres)
 
@@ -157,18 +157,18 @@ def test_it_ends_when_nothing_changes(backend):
     short = grouping.kmeans(x, 12, 200, backend=backend)
     centres = grouping.kmeans(x, 12, 1, backend=backend).centres
     for _ in range(199):
-        labels, centres, sizes = backend.kmeans_step(x, centres, None)
+        labels, centres, sizes = backend.lloyd(x, centres, 1, None)
     assert torch.equal(short.labels, labels) and torch.equal(short.centres, centres)
     assert torch.equal(short.sizes, sizes)
 
 
 def test_steps_after_the_last_change_are_not_taken(monkeypatch):
-    taken, step = [], Backend.kmeans_step
+    taken, step = [], Backend._lloyd_step
 
     def counted(self, *given):
         taken.append(1)
         return step(self, *given)
 
-    monkeypatch.setattr(Backend, "kmeans_step", counted)
+    monkeypatch.setattr(Backend, "_lloyd_step", counted)
     kmeans(normal(1, 200, 4), 6, 1000)
     assert len(taken) < 100

@@ -9,8 +9,7 @@ import torch
 from cases import assert_near, attention_truth, dense_mask, generator, ragged, random, random_drift, random_route
 
 from dev.gpu_model.route import _runs, pack
-from residua.ops import plain
-from residua.ops.backend import Demand
+from residua.ops.backend import Backend, Demand
 from residua.ops.triton import TritonBackend
 from residua.ops.triton.constants import SPLIT_BITS, SPLIT_MASK
 from residua.ops.triton.drift import drift_rows
@@ -18,6 +17,8 @@ from residua.ops.triton.rows import split_keys
 from residua.ops.triton.schedule import schedule_tiles
 from residua.ops.triton.shapes import FALLBACK_PROCESSORS, imagined_gpu
 from residua.types import MAX_BEND, Partition, Route, SummaryKeys
+
+BASE = Backend()
 
 BACKEND = TritonBackend()
 
@@ -301,7 +302,7 @@ def test_rows_and_what_they_keep(dtype, rows, keys, dim, masked):
         kv = Partition.from_labels(torch.where(key_mask[:, None], kv.labels, -1), 6)
     kept = torch.rand(2, 2, rows, 6, generator=generator(5)) < 0.5
     kept[:, :, 2] = False  # a row that keeps nothing
-    wanted = plain.split_rows(*(t.double() for t in (q, k, v)), kv, kept, key_mask, dim**-0.5)
+    wanted = BASE.split_rows(*(t.double() for t in (q, k, v)), kv, kept, key_mask, dim**-0.5)
     got = BACKEND.split_rows(q, k, v, kv, kept, key_mask, dim**-0.5)
     for one, truth in zip(got, wanted, strict=True):
         assert one.dtype == torch.float32

@@ -6,10 +6,12 @@ import pytest
 import torch
 from cases import assert_near, generator, ragged, random, random_drift
 
-from residua.ops import plain
+from residua.ops.backend import Backend
 from residua.ops.triton import TritonBackend
 from residua.ops.triton.join import join_rows
 from residua.types import Drift, SummaryKeys
+
+BASE = Backend()
 
 BACKEND = TritonBackend()
 
@@ -35,7 +37,7 @@ def test_errors_of_the_candidates(dtype, heads, kv_heads, dim, rank):
     drift = random_drift(batch, heads, kv_heads, groups, dim, rank) if rank else None
     found = BACKEND.candidate_errors(rows, group, exact, (sparse, lse), (value, top), drift)
     wide = [x.double() for x in (exact, sparse, lse, value, top)]
-    wanted = plain.candidate_errors(
+    wanted = BASE.candidate_errors(
         rows.double(), group, wide[0], (wide[1], wide[2]), (wide[3], wide[4]), doubled(drift), torch.matmul
     )
     assert found.shape == (3 if rank else 2, batch, heads, count)
@@ -56,7 +58,7 @@ def test_the_choice(candidates, count):
     bare = torch.rand(2, 7, generator=generator(4)) < 0.3
     errors[0, 0, 3] = torch.nan
     choice, error = BACKEND.best_candidate(errors, weights, bare, 0.9)
-    wanted = plain.best_candidate(errors.double(), weights.double(), bare, 0.9)
+    wanted = BASE.best_candidate(errors.double(), weights.double(), bare, 0.9)
     assert len(set(choice.flatten().tolist())) == candidates
     assert torch.equal(choice, wanted[0])
     torch.testing.assert_close(error.double(), wanted[1], rtol=1e-5, atol=1e-7, equal_nan=True)
@@ -70,7 +72,7 @@ def test_what_a_head_switches_off(drifts, slots):
     keys = random(2, heads, groups, slots, dim)
     summary = SummaryKeys(keys, keys, random(2, heads, groups, slots, seed=2), drift)
     choice = torch.tensor([[0, 1, 2, 3], [3, 0, 0, 1]])
-    wanted = plain.switch_summary(summary, choice)
+    wanted = BASE.switch_summary(summary, choice)
     found = BACKEND.switch_summary(summary, choice)
     assert torch.equal(found.log_weight, wanted.log_weight)
     assert (found.log_weight == -torch.inf).any()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from cases import assert_near, generator, ragged, random
+from torch import Tensor
 
 from residua.ops.reference import Reference
 from residua.ops.triton import TritonBackend
+from residua.ops.triton.covariance import among_covariance
 from residua.types import Partition
 
 BACKEND = TritonBackend()
@@ -48,14 +50,14 @@ def test_slot_means(dtype, heads, kv_heads, anchors, keys, dim, value_dim):
     kv = ragged(2, kv_heads, keys, 9, loose=True, seed=3)
     slots, near = random_slots(2, heads, kv_heads, anchors, 9)
     wanted_keys, wanted_values, mass = slot_truth(x, k, v, kv, slots, 7, 0.3)
-    got = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.3, near, 4)
+    got = BACKEND.slot_summary(x, k, v, kv, slots, mass, 0.3, near, 4)
     # 16-bit weights and results: each rounds by half a unit of values of up to 3, and members deviate by 2
     tolerance = 2e-5 if dtype == torch.float32 else 3 * torch.finfo(dtype).eps
-    for one, wanted in zip(got, (wanted_keys, wanted_values), strict=True):
+    for one, wanted in zip(got[:2], (wanted_keys, wanted_values), strict=True):
         torch.testing.assert_close(one.double(), wanted, atol=tolerance, rtol=tolerance)
     assert torch.equal(got[0][..., 3, :], torch.zeros_like(got[0][..., 3, :]))  # nobody's slot
     assert torch.equal(got[0][..., 6, :], torch.zeros_like(got[0][..., 6, :]))
-    again = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.3, near, 4)
+    again = BACKEND.slot_summary(x, k, v, kv, slots, mass, 0.3, near, 4)
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
@@ -78,7 +80,7 @@ def test_every_group_in_a_slot_of_its_own():
     kv = ragged(1, 1, 60, 4, seed=3)
     slots = torch.tensor([[2, 0, 1, 3], [0, -1, 1, 2]])[torch.tensor([0, 1, 0, 1, 1])].int()[None, None]
     wanted_keys, wanted_values, mass = slot_truth(x, k, v, kv, slots, 4, 0.3)
-    got = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.3, torch.zeros(1, 1, 4, dtype=torch.long), 4)
+    got = BACKEND.slot_summary(x, k, v, kv, slots, mass, 0.3, torch.zeros(1, 1, 4, dtype=torch.long), 4)
     assert_near(got[0], wanted_keys, torch.float32)
     assert_near(got[1], wanted_values, torch.float32)
 
@@ -90,15 +92,15 @@ def test_a_group_without_a_slot_may_hold_anything():
     near = torch.tensor([0, 1, 1]).view(1, 1, 3)
     slots[..., 2, 1] = 1  # one anchor of the tile sees the group
     _, _, mass = slot_truth(x, k, v, kv, slots, 2, 0.1)
-    clean = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.1, near, 0)
+    clean = BACKEND.slot_summary(x, k, v, kv, slots, mass, 0.1, near, 0)
     k[:, :, 25], v[:, :, 30] = torch.nan, torch.inf
-    got = BACKEND.slot_means(x, k, v, kv, slots, mass, 0.1, near, 0)
+    got = BACKEND.slot_summary(x, k, v, kv, slots, mass, 0.1, near, 0)
     others = torch.tensor([0, 1, 3])
     for spoiled, kept in zip(got, clean, strict=True):
         assert torch.equal(spoiled[:, :, others], kept[:, :, others])
         assert spoiled[0, 0, 2, 1].isnan().any()
-    nothing = BACKEND.slot_means(x, k, v, kv, torch.full_like(slots, -1), mass, 0.1, near, 0)
-    assert all(torch.equal(t, torch.zeros_like(t)) for t in nothing)
+    nothing = BACKEND.slot_summary(x, k, v, kv, torch.full_like(slots, -1), mass, 0.1, near, 0)
+    assert all(torch.equal(t, torch.zeros_like(t)) for t in nothing[:2])
 
 
 def test_many_light_keys_keep_their_weight():
@@ -107,7 +109,7 @@ def test_many_light_keys_keep_their_weight():
     kv = Partition.from_labels((torch.arange(2000) // 500)[None, None], 4)
     slots = torch.zeros(1, 1, 1, 4, dtype=torch.int32)
     mass = torch.full((1, 1, 1, 1), 2000.0).log()
-    keys, _ = BACKEND.slot_means(
+    keys, _, _ = BACKEND.slot_summary(
         torch.zeros(1, 1, 1, 16), k, v, kv, slots, mass, 1.0, torch.zeros(1, 1, 4, dtype=torch.long), 0
     )
     wanted = k[0, 0].double().mean(0)
@@ -134,20 +136,20 @@ def test_mixed_covariance(dtype, dim, value_dim, rank):
                 part = share[0, head, :, group].double()
                 wanted[0][0, head] += part[:, None, None] * (x.mT @ y / len(x))
                 wanted[1][0, head] += part[:, None] * x.square().mean(0)
-    got = BACKEND.mixed_covariance(share, k, factor, v, kv, centroids.float())
+    got = BACKEND.skipped_covariance(share, k, factor, v, kv, centroids.float())
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2  # shares, covariances and results are bf16
     for one, truth in zip(got, wanted, strict=True):
         assert (one.double() - truth).abs().max() <= tolerance * truth.abs().max()
-    with BACKEND.session():  # there the values are sorted on the way
-        again = BACKEND.mixed_covariance(share, k, factor, v, kv, centroids.float())
-        rows, lost = BACKEND.group_major(v, kv), BACKEND.lost_channels(v, None)
+    with BACKEND.session() as backend:  # there the values are sorted on the way
+        again = backend.skipped_covariance(share, k, factor, v, kv, centroids.float())
+        rows, lost = backend.group_major(v, kv), backend.lost_channels(v, None)
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
     assert not lost.any()
     for head in range(2):
         inside = kv.order[0, head, : kv.offsets[0, head, -1]]
         assert torch.equal(rows[0, head, : len(inside), :value_dim], v[0, head, inside])
     k[0, 0, 0] = torch.nan  # its group counts as nothing, the others stay
-    spoiled = BACKEND.mixed_covariance(share, k, factor, v, kv, centroids.float())
+    spoiled = BACKEND.skipped_covariance(share, k, factor, v, kv, centroids.float())
     assert all(x.isfinite().all() for x in spoiled)
     assert torch.equal(spoiled[0][:, 1], got[0][:, 1])
 
@@ -166,25 +168,37 @@ def test_covariance_inside_and_among_groups(dtype, dim, value_dim, rank, pools, 
     near = torch.randint(0, pools, (2, 2, 9), generator=generator(5))
     near[0, 0] = 0  # the other neighbourhoods are empty
     centroids = Reference().group_means(k, kv)
-    rest = (centroids, near, 9 - pinned, pooled)
-    wanted = Reference().skipped_covariance(share, merged, k.float(), factor, v.float(), kv, *rest)
-    inside = Reference().mixed_covariance(
+    rest = (merged, near, 9 - pinned, pooled)
+    wanted = Reference().skipped_covariance(share, k.float(), factor, v.float(), kv, centroids, *rest)
+    inside = Reference()._mixed_covariance(
         share, k.float(), factor, v.float(), kv, centroids, near if pooled else None, pools
     )
     assert (wanted[0] - inside[0]).abs().max() > 0.1 * inside[0].abs().max()
-    given = (share, merged, k, factor, v, kv, *rest)
+    given = (share, k, factor, v, kv, centroids, *rest)
     got = BACKEND.skipped_covariance(*given)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for one, truth in zip(got, wanted, strict=True):
         assert one.shape == truth.shape
         assert (one.double() - truth).abs().max() <= tolerance * truth.abs().max()
-    with BACKEND.session():
-        again = BACKEND.skipped_covariance(*given)
+    with BACKEND.session() as backend:
+        again = backend.skipped_covariance(*given)
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
     k[0, 0, 0], v[1, 1, 3] = torch.nan, torch.inf  # their groups and neighbourhoods count as nothing
-    spoiled = BACKEND.skipped_covariance(share, merged, k, factor, v, kv, Reference().group_means(k, kv), *rest[1:])
+    spoiled = BACKEND.skipped_covariance(share, k, factor, v, kv, Reference().group_means(k, kv), *rest)
     assert all(x.isfinite().all() for x in spoiled)
     assert torch.equal(spoiled[0][:, :1, :, :][1], got[0][:, :1][1])
+
+
+def covariance_of_groups(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
+    """Groups of rows as neighbourhoods of groups that hold one row each."""
+    batch, heads, count, rank = x.shape
+    rows = Partition.from_labels(torch.arange(count).expand(batch, heads, -1), count)
+    into = (
+        torch.empty(batch, heads, count + kv.groups, rank, v.shape[-1]),
+        torch.empty(batch, heads, count + kv.groups, rank),
+    )
+    among_covariance(x, v, kv.order, kv.offsets, rows, count, into)
+    return into[0][:, :, count:], into[1][:, :, count:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -193,7 +207,7 @@ def test_group_covariance(dtype, tokens, rank, dim):
     x = random(2, tokens, 2, rank).transpose(1, 2) + 50  # far from 0: the means must come off first
     v = random(2, 2, tokens, dim, dtype=dtype, seed=1) + 3
     kv = ragged(2, 2, tokens, 7, loose=True)
-    covariance, variance = BACKEND.group_covariance(x, v, kv)
+    covariance, variance = covariance_of_groups(x, v, kv)
     for b in range(2):
         for h in range(2):
             for g in range(7):
@@ -203,23 +217,23 @@ def test_group_covariance(dtype, tokens, rank, dim):
                 assert_near(covariance[b, h, g], off.mT @ value_off / count, torch.float32)
                 assert_near(variance[b, h, g], off.square().sum(0) / count, torch.float32)
     assert torch.equal(covariance[:, :, 2], torch.zeros_like(covariance[:, :, 2]))
-    again = BACKEND.group_covariance(x, v, kv)
+    again = covariance_of_groups(x, v, kv)
     assert all(torch.equal(a, b) for a, b in zip((covariance, variance), again, strict=True))
 
 
-def test_nan_stays_in_its_group_and_padding_in_none():
+def test_nan_counts_as_nothing_in_its_group_and_padding_in_none():
     x, v = random(1, 1, 40, 16), random(1, 1, 40, 32, seed=1)
     kv = Partition.from_labels(torch.where(torch.arange(40) < 36, torch.arange(40) // 12, -1)[None, None], 3)
-    clean = BACKEND.group_covariance(x, v, kv)
+    clean = covariance_of_groups(x, v, kv)
     x[:, :, 13], v[:, :, 38] = torch.nan, torch.nan
-    for spoiled, kept in zip(BACKEND.group_covariance(x, v, kv), clean, strict=True):
-        assert spoiled[:, :, 1].isnan().all()
+    for spoiled, kept in zip(covariance_of_groups(x, v, kv), clean, strict=True):
+        assert not spoiled[:, :, 1].any()
         assert torch.equal(spoiled[:, :, ::2], kept[:, :, ::2])
 
 
 def test_empty_inputs_launch_nothing():
     x, none = random(1, 1, 3, 16), Partition.from_labels(torch.zeros(1, 1, 0, dtype=torch.long), 2)
-    keys, values = BACKEND.slot_means(
+    keys, values, _ = BACKEND.slot_summary(
         x,
         x[:, :, :0],
         x[:, :, :0, :4],
@@ -232,6 +246,6 @@ def test_empty_inputs_launch_nothing():
     )
     assert keys.shape == (1, 1, 3, 0, 16)
     assert values.shape == (1, 1, 3, 0, 4)
-    covariance, variance = BACKEND.group_covariance(x[:, :, :0], x[:, :, :0], none)
+    covariance, variance = covariance_of_groups(x[:, :, :0], x[:, :, :0], none)
     assert torch.equal(covariance, torch.zeros(1, 1, 2, 16, 16))
     assert torch.equal(variance, torch.zeros(1, 1, 2, 16))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from residua.errors import BackendError, InputError
-from residua.ops.torch_backend import TorchBackend
+from residua.ops.backend import TorchBackend
 from residua.tools.bench import sweep
 from residua.tools.bench.attention import CallCase, CallTimes, measure
 from residua.tools.bench.memory import peak_extra_bytes

@@ -12,7 +12,7 @@ import torch
 import residua
 from residua.errors import BackendError, InputError
 from residua.method.inputs import validate
-from residua.ops.torch_backend import TorchBackend
+from residua.ops.backend import TorchBackend
 from residua.tools.bench import gpu
 from residua.tools.bench.case import milliseconds
 
@@ -41,8 +41,8 @@ def test_the_report_is_whole(report):
     assert found["bit_identical"]
     assert found["call_ms"] > 0
     assert found["cold_ms"] > 0
-    grouping = {"project", "kmeans_step", "group_means", "gather_rows", "cell_mass"}
-    summary = {"slot_means", "group_covariance", "attend, with a summary"}
+    grouping = {"project", "lloyd", "group_means", "gather_rows", "cell_mass"}
+    summary = {"slot_summary", "skipped_covariance", "attend, with a summary"}
     assert set(found["primitives_ms"]) == grouping | summary | {"attend", "attend_rows", "add_affine"}
     assert {"grouping", "routing", "attention", "probes", "reconstruction"} <= set(found["stages_ms"])
     assert 0 < found["routed_density"] < found["density"] <= 0.901

@@ -37,7 +37,7 @@ def kmeans_labels(
 ) -> Tensor:
     """Only the labels of `kmeans`.  # [G, N] int64"""
     centres = first_centres(x, groups, valid) if start is None else start
-    return backend.lloyd_labels(x, centres, max(1, steps), valid)
+    return backend.lloyd(x, centres, max(1, steps), valid, means=False)[0]
 
 
 def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:

@@ -105,7 +105,7 @@ def group_tokens(
     key_factor = partitioner.key_factor(sized)
     _, labels = _cluster(keys, key_factor, False, False, sizes.kv_groups, steps, key_start, valid, backend)
     kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups, backend)
-    means = backend.sorted_means(call.k, kv)  # [B, Hkv, Ck, D]
+    means = backend.group_means(call.k, kv, keep=True)  # [B, Hkv, Ck, D]
     kv_centroids = keep_empty(means, kv, _first_rows(keys, sizes.kv_groups, valid) if key_start is None else key_start)
 
     free = sizes.kv_groups
@@ -140,10 +140,9 @@ def _cluster(
     """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]; `keep`: whether the
     coordinates are needed later."""
     batch, heads = x.shape[:2]
-    project = backend.project if keep else backend.coordinates
 
     def to_coordinates(rows: Tensor) -> Tensor:
-        return rows.float() if factor is None else project(rows, factor, normalise)
+        return rows.float() if factor is None else backend.project(rows, factor, normalise, rough=not keep)
 
     coordinates = to_coordinates(x)
     if valid is not None:

@@ -41,9 +41,4 @@ def metric_factor(metric: Tensor, rank: int, rules: Rules, backend: Backend) -> 
 
     metric [..., D, D] -> [..., D, rank] fp32, rank <= D
     """
-    if not rules.host_may_wait:  # for an eigensolver
-        return backend.leading_factor(metric, rank)
-    values, vectors = backend.eigh(metric.double())  # ascending
-    values, vectors = values[..., -rank:].flip(-1).clamp(min=0), vectors[..., -rank:].flip(-1)
-    weights = values / values.mean(-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
-    return (vectors * weights.sqrt()[..., None, :]).float()
+    return backend.leading_factor(metric, rank, exact=rules.host_may_wait)

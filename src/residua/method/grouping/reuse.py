@@ -117,7 +117,7 @@ def _as_before(sized: SizedCall, memory: GroupMemory) -> Grouping:
         query,
         kv,
         keep_empty(backend.group_means(call.q, query), query, memory.query_centroids),
-        keep_empty(backend.sorted_means(call.k, kv), kv, memory.kv_centroids),
+        keep_empty(backend.group_means(call.k, kv, keep=True), kv, memory.kv_centroids),
         call.q.new_empty(0),
         pinned,
         memory.key_factor,

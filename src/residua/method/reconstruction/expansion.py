@@ -66,10 +66,10 @@ def drift(grouped: GroupedCall, slots: Slots, scatter: Scatter | None = None) ->
         together = slots.log_mass.softmax(-1).nan_to_num(0.0)[..., slots.single :]  # [B, H, Cq, merged]
         free = grouping.kv.groups - grouping.pinned_groups  # pinned keys are never skipped
         slope, curve = backend.skipped_covariance(
-            by_keys(slots.share), by_keys(together), *given, slots.near, free, grouped.rules.pools_covariances
+            by_keys(slots.share), *given, by_keys(together), slots.near, free, grouped.rules.pools_covariances
         )
     else:
-        slope, curve = backend.mixed_covariance(by_keys(slots.share), *given)
+        slope, curve = backend.skipped_covariance(by_keys(slots.share), *given)
 
     def per_head(x: Tensor) -> Tensor:
         return x.unflatten(2, (shares, -1)).flatten(1, 2)

@@ -1,6 +1,6 @@
 """Probe-fitted residual reconstruction, the paper's: a weighted affine map from the sparse output to what it
 misses, fitted on exact probe rows (the paper's section 4.2, appendix A). The fit itself is the primitive
-`Backend.fit_residual`; in plain torch it stands in `ops/plain/residual_fit.py`."""
+`Backend.fit_residual`; in plain torch it stands in `ops/residual.py`."""
 
 from __future__ import annotations
 

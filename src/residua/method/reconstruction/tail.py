@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.plain.chunks import chunk_rows
+from ...ops.device import chunk_rows
 from ...types import Drift, HeadCost, Partition, SummaryKeys
 from ..route import keep_broken
 from ..stages import GroupedCall, Routing, SizedCall
@@ -74,7 +74,7 @@ def _merge_at_once(grouped: GroupedCall, routing: Routing, slots: Slots) -> tupl
     anchors = torch.nn.functional.pad(grouping.anchors, (0, 1), value=1.0)
     order = torch.arange(groups + 1, device=keys.device).expand(batch, heads, -1)
     alone = Partition(order[..., :-1], order[..., :-1], order)
-    found, values = grouped.backend.slot_means(
+    found, values, _ = grouped.backend.slot_summary(
         anchors, keys, centres.values, alone, slots.index, slots.log_mass, call.scale, slots.near, slots.single
     )
     return found[..., :-1], values

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ...types import Partition
-from ..plain.grouping import RMS_FLOOR
+from ..constants import MIN_RMS
 from . import abi
 from .arguments import bytes_of, contiguous, floats, groups_of, new_floats, pointer, row_major, shape_of
-from .base import NativeBase
+from .library import NativeBase
 
 
 class NativeGrouping(NativeBase):
     """Tokens sorted into groups, in the native library."""
 
-    def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+    def project(self, x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
         x, factor = row_major(x), floats(factor)
         out = new_floats(*x.shape[:3], factor.shape[-1])
         args = abi.ProjectArgs(
@@ -26,25 +26,21 @@ class NativeGrouping(NativeBase):
             factor=factor.data_ptr(),
             out=out.data_ptr(),
             rank=factor.shape[-1],
-            rms_floor=RMS_FLOOR,
+            rms_floor=MIN_RMS,
             normalise=int(normalise),
             dtype=abi.DTYPES[x.dtype],
         )
         self._run("project", args)
         return out
 
-    def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return self._kmeans(x, centres, 1, valid)
-
-    def lloyd(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        return self._kmeans(self.only_finite(x), self.only_finite(centres), steps, valid)
-
-    def _kmeans(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        x, centres, mask = floats(x), floats(centres), bytes_of(valid)
+    def lloyd(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None, means: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x, centres, mask = self._only_finite(x), self._only_finite(centres), bytes_of(valid)
         heads, tokens, rank = x.shape
         groups = centres.shape[1]
         labels = torch.empty(heads, tokens, dtype=torch.long)
-        means = torch.empty_like(centres)
+        found = torch.empty_like(centres)
         sizes = torch.empty(heads, groups, dtype=torch.long)
         args = abi.KmeansArgs(
             heads=heads,
@@ -56,11 +52,11 @@ class NativeGrouping(NativeBase):
             centres=centres.data_ptr(),
             valid=pointer(mask),
             labels=labels.data_ptr(),
-            means=means.data_ptr(),
+            means=found.data_ptr(),
             sizes=sizes.data_ptr(),
         )
         self._run("kmeans", args)
-        return labels, means, sizes
+        return labels, found, sizes
 
     def sort_groups(self, labels: Tensor, groups: int) -> Partition:
         labels = labels.contiguous()
@@ -94,7 +90,7 @@ class NativeGrouping(NativeBase):
         self._run("gather_rows", args)
         return out
 
-    def group_means(self, x: Tensor, partition: Partition) -> Tensor:
+    def group_means(self, x: Tensor, partition: Partition, keep: bool = False) -> Tensor:
         x = row_major(x)
         means = new_floats(*x.shape[:2], partition.groups, x.shape[-1])
         partition = contiguous(partition)
@@ -107,3 +103,20 @@ class NativeGrouping(NativeBase):
         )
         self._run("group_means", args)
         return means
+
+    def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
+        x, labels = floats(x), labels.contiguous()
+        *heads, tokens = labels.shape
+        rows = labels.new_empty(*heads, count)
+        args = abi.CentralArgs(
+            heads=math.prod(heads),
+            tokens=tokens,
+            rank=x.shape[-1],
+            groups=groups,
+            count=count,
+            x=x.data_ptr(),
+            labels=labels.data_ptr(),
+            rows=rows.data_ptr(),
+        )
+        self._run("central_rows", args)
+        return rows

@@ -1,16 +1,22 @@
-"""Loads the native library, checks that it is the one this package was written for, and calls it."""
+"""Loads the native library, checks that it is the one this package was written for, and calls it for a backend."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
+from typing import ClassVar
+
+import torch
 
 from ...errors import BackendError, RouteError
+from ..backend import Backend
 from . import abi
-from .threads import threads
+from .threads import threads, torch_on_one_thread
 
 # Best first; the index is the number that the library takes.
 ISAS = ("avx512bf16", "avx512", "avx2", "generic")
@@ -120,3 +126,35 @@ def isa() -> str | None:
     """The instruction set in use, or None where the library is missing."""
     lib = load()
     return None if lib.missing else choose_isa(lib)
+
+
+class NativeBase(Backend):
+    """A backend that runs its primitives in the native library; the primitives are in the subclasses."""
+
+    devices: ClassVar[tuple[str, ...] | None] = ("cpu",)
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
+    head_dims: ClassVar[tuple[int, int]] = (8, 256)
+
+    def __init__(self, isa: str | None = None) -> None:
+        self._isa = isa
+
+    def unavailable(self) -> str | None:
+        lib = load()
+        if lib.missing:
+            return lib.missing
+        try:
+            self._isa_number()
+        except BackendError as error:
+            return str(error)
+        return None
+
+    @contextmanager
+    def session(self) -> Iterator[NativeBase]:
+        with torch_on_one_thread():
+            yield self
+
+    def _isa_number(self) -> int:
+        return ISAS.index(choose_isa(load(), self._isa))
+
+    def _run(self, name: str, args: abi.Args) -> None:
+        load().run(name, args, self._isa_number())

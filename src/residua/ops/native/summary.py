@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ...types import Partition
-from ..plain.directions import VARIANCE_FLOOR
-from ..subspace import SHIFT, STEPS
+from ..constants import MIN_VARIANCE, SUBSPACE_SHIFT, SUBSPACE_STEPS
 from . import abi
 from .arguments import bytes_of, contiguous, floats, groups_of, new_floats, pointer, row_major, shape_of
-from .base import NativeBase
+from .library import NativeBase
 
 
 class NativeSummary(NativeBase):
@@ -54,7 +53,7 @@ class NativeSummary(NativeBase):
         self._run("choose_slots", args)
         return slots, slot_mass, share
 
-    def slot_means(
+    def slot_summary(
         self,
         anchors: Tensor,
         k: Tensor,
@@ -65,41 +64,12 @@ class NativeSummary(NativeBase):
         scale: float,
         near: Tensor | None = None,
         single: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        return self._slots(anchors, k, v, kv, slots, log_mass, scale, near, None)
-
-    def slot_summary(
-        self,
-        anchors: Tensor,
-        k: Tensor,
-        v: Tensor,
-        kv: Partition,
-        slots: Tensor,
-        log_mass: Tensor,
-        scale: float,
-        near: Tensor,
-        single: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        weight = new_floats(*log_mass.shape)
-        return *self._slots(anchors, k, v, kv, slots, log_mass, scale, near, weight), weight
-
-    def _slots(
-        self,
-        anchors: Tensor,
-        k: Tensor,
-        v: Tensor,
-        kv: Partition,
-        slots: Tensor,
-        log_mass: Tensor,
-        scale: float,
-        near: Tensor | None,
-        weight: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
         anchors, k, v, log_mass = floats(anchors), row_major(k), row_major(v), floats(log_mass)
         kv, slots = contiguous(kv), slots.int().contiguous()
         near = None if near is None else near.contiguous()
         *heads, dim = *log_mass.shape, anchors.shape[-1]
-        keys, values = new_floats(*heads, dim), new_floats(*heads, v.shape[-1])
+        keys, values, weight = new_floats(*heads, dim), new_floats(*heads, v.shape[-1]), new_floats(*heads)
         # Anchors of the query heads that share a K/V head are one block, as in `cell_mass`.
         shape = shape_of(anchors, k, v)
         shape.queries = anchors.shape[1] // k.shape[1] * anchors.shape[2]
@@ -114,13 +84,13 @@ class NativeSummary(NativeBase):
             near=pointer(near),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
-            weight=pointer(weight),
+            weight=weight.data_ptr(),
             count=log_mass.shape[-1],
             scale=scale,
             dtype=abi.DTYPES[k.dtype],
         )
         self._run("slot_means", args)
-        return keys, values
+        return keys, values, weight
 
     def shared_directions(self, spread: Tensor, covariance: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
         spread, covariance = spread.double().contiguous(), covariance.double().contiguous()
@@ -130,11 +100,11 @@ class NativeSummary(NativeBase):
             heads=math.prod(heads),
             dim=dim,
             rank=rank,
-            steps=STEPS,
+            steps=SUBSPACE_STEPS,
             scale=scale,
-            floor=VARIANCE_FLOOR,
+            floor=MIN_VARIANCE,
             tiny=torch.finfo(torch.float32).tiny,
-            shift=SHIFT,
+            shift=SUBSPACE_SHIFT,
             spread=spread.data_ptr(),
             covariance=covariance.data_ptr(),
             to_query=to_query.data_ptr(),
@@ -143,7 +113,7 @@ class NativeSummary(NativeBase):
         self._run("directions", args)
         return to_query, to_key
 
-    def mixed_covariance(
+    def _mixed_covariance(
         self,
         share: Tensor,
         k: Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import ClassVar
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from ...types import Drift, Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
+from ..constants import FILL_PASSES, MIN_SPREAD
 from .entry import device_guard, entry, explained, interpreting, missing_triton
-from .session import SESSION
+from .session import Session
 
 MIN_CAPABILITY = (8, 0)
 
@@ -27,6 +29,7 @@ class TritonBackend(Backend):
     devices: ClassVar[tuple[str, ...] | None] = ("cuda", "cpu") if interpreting() else ("cuda",)
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16)
     head_dims: ClassVar[tuple[int, int]] = (1, 256)
+    _session = Session(keeps=False)
 
     def unavailable(self) -> str | None:
         return missing_triton()
@@ -51,10 +54,17 @@ class TritonBackend(Backend):
     # The kernels are imported when they are first used, so that `import residua` needs no Triton.
 
     @contextmanager
-    def session(self) -> Iterator[None]:
+    def session(self) -> Iterator[Backend]:
         """Inside, rows that are wanted in the same order again are gathered once."""
-        with SESSION.opened():
-            yield
+        bound = copy(self)
+        bound._session = Session(keeps=True)
+        try:
+            yield bound
+        finally:
+            bound._session = type(self)._session
+
+    def release(self) -> None:
+        self._session.release("rows")
 
     def group_major(self, x: Tensor, kv: Partition, values: bool = False) -> Tensor:
         """Rows of x [B, Hkv, N, D] in the order of their groups, zeros behind column D up to the width of a
@@ -62,35 +72,23 @@ class TritonBackend(Backend):
         from .permute import gather_noting, gather_rows
         from .shapes import padded
 
-        found = SESSION.rows(x, kv.order)
+        found: Tensor | None = self._session.find("rows", x, kv.order)
         if found is not None:
             return found
-        if SESSION.active and values and kv.groups:
+        if self._session.keeps and values and kv.groups:
             found, lost = gather_noting(x, kv.order, kv.offsets, padded(x.shape[-1]))
-            SESSION.note_lost(x, lost)
+            self._session.keep("lost", lost, x)
         else:
             found = gather_rows(x, kv.order, padded(x.shape[-1]))
-        SESSION.hold_rows(x, kv.order, found)
+        self._session.keep("rows", found, x, kv.order)
         return found
 
     @entry
-    def project(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
-        from .projection import project
-
-        return project(x, factor, normalise)
-
-    @entry
-    def coordinates(self, x: Tensor, factor: Tensor, normalise: bool) -> Tensor:
+    def project(self, x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
         from .projection import project
 
         # 11 binary digits are more than rows of 16 bits have to offer
-        return project(x, factor, normalise, torch.float32 if x.dtype == torch.float32 else torch.float16)
-
-    @entry
-    def kmeans_step(self, x: Tensor, centres: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        from .kmeans import kmeans_step
-
-        return kmeans_step(x, centres, valid)
+        return project(x, factor, normalise, torch.float16 if rough and x.dtype != torch.float32 else torch.float32)
 
     @entry
     def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
@@ -99,20 +97,14 @@ class TritonBackend(Backend):
         return gather_rows(x, order)
 
     @entry
-    def group_means(self, x: Tensor, partition: Partition) -> Tensor:
-        from .segments import segment_means
-
-        return segment_means(x, partition.order, partition.offsets)
-
-    @entry
-    def sorted_means(self, x: Tensor, partition: Partition) -> Tensor:
+    def group_means(self, x: Tensor, partition: Partition, keep: bool = False) -> Tensor:
         from .segments import segment_means
         from .shapes import padded
 
-        if not SESSION.active:
-            return self.group_means(x, partition)
-        rows = torch.empty(*x.shape[:3], padded(x.shape[-1]), dtype=x.dtype, device=x.device)
-        SESSION.hold_rows(x, partition.order, rows)
+        rows: Tensor | None = None
+        if keep and self._session.keeps:
+            rows = torch.empty(*x.shape[:3], padded(x.shape[-1]), dtype=x.dtype, device=x.device)
+            self._session.keep("rows", rows, x, partition.order)
         return segment_means(x, partition.order, partition.offsets, keep=rows)
 
     @entry
@@ -135,8 +127,6 @@ class TritonBackend(Backend):
         from .attend import attend
 
         keys, values = self.group_major(k, route.kv), self.group_major(v, route.kv, values=True)
-        if q.shape[2] >= k.shape[2]:  # after all rows have attended, nobody wants the copies again
-            SESSION.release_rows()
         return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
 
     @entry
@@ -158,7 +148,7 @@ class TritonBackend(Backend):
         return choose_slots(log_mass, cells, query.offsets, kv.offsets, near, single, merged, wanted)
 
     @entry
-    def slot_means(
+    def slot_summary(
         self,
         anchors: Tensor,
         k: Tensor,
@@ -169,52 +159,29 @@ class TritonBackend(Backend):
         scale: float,
         near: Tensor | None = None,
         single: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        if near is None:
-            return super().slot_means(anchors, k, v, kv, slots, log_mass, scale)
-        keys, values, _ = self.slot_summary(anchors, k, v, kv, slots, log_mass, scale, near, single)
-        return keys.float(), values.float()
-
-    @entry
-    def slot_summary(
-        self,
-        anchors: Tensor,
-        k: Tensor,
-        v: Tensor,
-        kv: Partition,
-        slots: Tensor,
-        log_mass: Tensor,
-        scale: float,
-        near: Tensor,
-        single: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         from .slots import slot_means
 
+        if near is None:
+            return super().slot_summary(anchors, k, v, kv, slots, log_mass, scale)
         keys, values = self.group_major(k, kv), self.group_major(v, kv, values=True)
         members, ends = self._neighbourhoods(near, log_mass.shape[-1] - single)
         return slot_means(anchors, keys, values, kv.offsets, members, ends, slots, log_mass, scale, v.shape[-1], single)
 
     @entry
-    def lloyd(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def lloyd(
+        self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None, means: bool = True
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from .kmeans import assign, kmeans_step
         from .small_kmeans import fits, small_kmeans
 
         if fits(x, centres, valid):
             return small_kmeans(x.float(), centres.float(), steps)
-        for _ in range(steps):
-            labels, centres, sizes = self.kmeans_step(x, centres, valid)
-        return labels, centres, sizes
-
-    @entry
-    def lloyd_labels(self, x: Tensor, centres: Tensor, steps: int, valid: Tensor | None) -> Tensor:
-        """Without the means of the last step, which nobody asks for."""
-        from .kmeans import assign
-        from .small_kmeans import fits
-
-        if not fits(x, centres, valid):
-            for _ in range(steps - 1):
-                centres = self.kmeans_step(x, centres, valid)[1]
-            return assign(x, centres, valid)
-        return self.lloyd(x, centres, steps, valid)[0]
+        for _ in range(steps if means else steps - 1):
+            labels, centres, sizes = kmeans_step(x, centres, valid)
+        if means:
+            return labels, centres, sizes
+        return assign(x, centres, valid), centres, torch.empty(0, dtype=torch.long)
 
     @entry
     def sort_groups(self, labels: Tensor, groups: int) -> Partition:
@@ -224,17 +191,6 @@ class TritonBackend(Backend):
         shape = labels.shape[:2]
         return Partition(labels, order.unflatten(0, shape), offsets.unflatten(0, shape))
 
-    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
-        return self.spend_each(log_share, query_sizes, kv_sizes, [budget])[0]
-
-    @entry
-    def spend_each(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]) -> Tensor:
-        from ..plain.routing import FILL_PASSES
-        from .spend import spend
-
-        free = log_share.shape[-1]
-        return spend(log_share, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free, shares=True)
-
     @entry
     def best_cells(
         self,
@@ -242,19 +198,19 @@ class TritonBackend(Backend):
         query_sizes: Tensor,
         kv_sizes: Tensor,
         budgets: Sequence[Tensor],
-        free: int,
-        worth: Tensor | None = None,
+        free: int | None = None,
+        priority: Tensor | None = None,
         weighed: int | None = None,
+        shares: bool = False,
     ) -> Tensor:
-        from ..plain.routing import FILL_PASSES
         from .spend import spend
 
+        free = log_mass.shape[-1] if free is None else free
         given = (log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free)
-        return spend(*given, shares=False, worth=worth, weighed=weighed)
+        return spend(*given, shares, priority, weighed)
 
     @entry
-    def group_worth(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
-        from ..plain.routing import MIN_SPREAD
+    def group_priority(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
         from .worth import group_worth
 
         return group_worth(k, v, kv, every, MIN_SPREAD)
@@ -272,7 +228,7 @@ class TritonBackend(Backend):
     def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
         from .broken import lost_channels
 
-        noted = SESSION.lost(v)
+        noted: Tensor | None = self._session.find("lost", v)
         return noted > 0 if noted is not None else lost_channels(v, mask)
 
     @entry
@@ -290,76 +246,47 @@ class TritonBackend(Backend):
         return second_moment(x, counted, centred)
 
     @entry
-    def leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
+    def _leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
         from .subspace import fits, leading_space
 
         if not fits(matrix, rank):
-            return super().leading_basis(matrix, rank)
+            return super()._leading_basis(matrix, rank)
         return leading_space(matrix, rank, factor=False).to(matrix.dtype)
 
     @entry
-    def shared_directions(self, spread: Tensor, covariance: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
-        from .. import plain
-
-        return plain.shared_directions(spread, covariance, rank, scale, self.leading_basis)
-
-    @entry
-    def leading_factor(self, moment: Tensor, rank: int) -> Tensor:
+    def leading_factor(self, moment: Tensor, rank: int, exact: bool) -> Tensor:
         from .subspace import fits, leading_space
 
-        if not fits(moment, rank):
-            return super().leading_factor(moment, rank)
+        if exact or not fits(moment, rank):
+            return super().leading_factor(moment, rank, exact)
         return leading_space(moment, rank, factor=True)
-
-    @entry
-    def group_covariance(self, x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
-        from .covariance import group_covariance
-
-        return group_covariance(x, v, kv)
-
-    @entry
-    def mixed_covariance(
-        self,
-        share: Tensor,
-        k: Tensor,
-        factor: Tensor,
-        v: Tensor,
-        kv: Partition,
-        centroids: Tensor,
-        pool: Tensor | None = None,
-        pools: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        from .. import plain
-
-        covariance, variance = self._key_covariance(k, factor, v, kv, centroids)
-        if pool is not None:
-            share = plain.pooled_share(share, kv, pool, pools, self.matmul)
-        # of 16 bits where the keys have no more: shares and covariances only weigh a correction
-        share = share.to(covariance.dtype)
-        return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
 
     @entry
     def skipped_covariance(
         self,
         share: Tensor,
-        merged: Tensor,
         k: Tensor,
         factor: Tensor,
         v: Tensor,
         kv: Partition,
         centroids: Tensor,
-        near: Tensor,
-        free: int,
-        pooled: bool,
+        merged: Tensor | None = None,
+        near: Tensor | None = None,
+        free: int | None = None,
+        pooled: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Inside the groups and among them by one product: the covariances of the neighbourhoods stand behind
         those of the groups."""
-        from .. import plain
         from .covariance import among_covariance
 
+        if merged is None or near is None:
+            covariance, variance = self._key_covariance(k, factor, v, kv, centroids)
+            # of 16 bits where the keys have no more: shares and covariances only weigh a correction
+            share = share.to(covariance.dtype)
+            return (share @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), share @ variance
         pools = merged.shape[-1]
         if pooled:
-            share = plain.pooled_share(share, kv, near, pools, self.matmul)
+            share = self._pooled_share(share, kv, near, pools)
         if self._leaves_no_registers(k, v):
             means = self.group_means(v, kv)
             covariance, variance = self._key_covariance(k, factor, v, kv, centroids, pools)
@@ -367,6 +294,7 @@ class TritonBackend(Backend):
             means = torch.empty(*centroids.shape[:3], v.shape[-1], dtype=torch.float32, device=v.device)
             covariance, variance = self._key_covariance(k, factor, v, kv, centroids, pools, means)
         x = self.matmul(centroids, factor)
+        free = kv.groups if free is None else free
         among_covariance(x, means, *self._neighbourhoods(near, pools), kv, free, (covariance, variance))
         shape = (*share.shape[:3], kv.groups + pools)
         weights = torch.empty(shape, dtype=covariance.dtype, device=share.device)
@@ -389,13 +317,14 @@ class TritonBackend(Backend):
 
         keep: tuple[Tensor, Tensor] | None = None
         values, keys = v, self.group_major(k, kv)
-        if not SESSION.active or self._leaves_no_registers(k, v) or SESSION.rows(v, kv.order) is not None:
+        known = self._session.find("rows", v, kv.order) is not None
+        if known or not self._session.keeps or self._leaves_no_registers(k, v):
             values = self.group_major(v, kv, values=True)
         else:  # they are read in group order here for the first time
             rows = torch.empty(*v.shape[:3], padded(v.shape[-1]), dtype=v.dtype, device=v.device)
             keep = (rows, torch.zeros(*v.shape[:2], v.shape[-1], dtype=torch.int32, device=v.device))
-            SESSION.hold_rows(v, kv.order, rows)
-            SESSION.note_lost(v, keep[1])
+            self._session.keep("rows", rows, v, kv.order)
+            self._session.keep("lost", keep[1], v)
         return key_covariance(keys, values, kv, factor, centroids, v.shape[-1], keep, more, means)
 
     @staticmethod
@@ -410,11 +339,11 @@ class TritonBackend(Backend):
         """K/V groups in the order of their neighbourhoods [B, Hkv, Ck], and where each begins."""
         from .sort import sort_labels
 
-        found = SESSION.sorted(near)
+        found: tuple[Tensor, Tensor] | None = self._session.find("sorted", near)
         if found is None:
             order, ends = sort_labels(near.flatten(0, 1), max(1, count))
             found = order.unflatten(0, near.shape[:2]), ends.unflatten(0, near.shape[:2])
-            SESSION.hold_sorted(near, found)
+            self._session.keep("sorted", found, near)
         return found
 
     @entry
@@ -446,10 +375,12 @@ class TritonBackend(Backend):
         return candidate_errors(rows, group, exact, kept, skipped, drift)
 
     @entry
-    def best_candidate(self, errors: Tensor, weights: Tensor, bare: Tensor, handicap: float) -> tuple[Tensor, Tensor]:
+    def best_candidate(
+        self, errors: Tensor, weights: Tensor, without: Tensor, handicap: float
+    ) -> tuple[Tensor, Tensor]:
         from .judging import best_candidate
 
-        return best_candidate(errors, weights, bare, handicap)
+        return best_candidate(errors, weights, without, handicap)
 
     def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
         from .judging import switch_summary

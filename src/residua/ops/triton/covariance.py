@@ -1,5 +1,6 @@
-"""How coordinates and values vary together inside each K/V group, one program per group: from coordinates, in
-two passes of which the second finds its rows in the cache, or from the keys themselves, in one."""
+"""How coordinates and values vary together, one program per group: inside each K/V group, from the keys themselves
+and in one pass; among the groups of each neighbourhood, from coordinates, in two passes of which the second finds
+its rows in the cache."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -21,7 +22,7 @@ def covariance_kernel(
     V,  # [B, H, N, DV] strided
     ORDER,  # [B, H, N] int64
     OFFSETS,  # [B, H, C + 1] int64
-    COUNTED,  # [B, H, N + 1] int64, or any pointer: offsets of what the rows stand for, which may be empty
+    COUNTED,  # [B, H, N + 1] int64, offsets of the groups that the rows stand for: empty ones do not count
     COVARIANCE,  # [B, H, >= C, R, DV]
     VARIANCE,  # [B, H, >= C, R]
     H,
@@ -42,7 +43,6 @@ def covariance_kernel(
     BN: tl.constexpr,
     BR: tl.constexpr,
     BDV: tl.constexpr,
-    AMONG: tl.constexpr,  # whether rows stand for groups, and what is not finite counts as 0
 ):
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
@@ -60,15 +60,13 @@ def covariance_kernel(
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + index, mask=index < stop, other=0)
-        live = index < stop
-        if AMONG:
-            live = live & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
-            number += live.to(tl.int32)
+        live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+        number += live.to(tl.int32)
         x_mask = (ranks < R)[:, None] & live[None, :]
         x_sum += tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
         v_mask = live[:, None] & (cols < DV)[None, :]
         v_sum += tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
-    count = tl.maximum(tl.sum(number, 0) if AMONG else stop - start, 1).to(tl.float32)
+    count = tl.maximum(tl.sum(number, 0), 1).to(tl.float32)
     x_mean = tl.sum(x_sum, 1) / count
     v_mean = tl.sum(v_sum, 0) / count
 
@@ -77,9 +75,7 @@ def covariance_kernel(
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + index, mask=index < stop, other=0)
-        live = index < stop
-        if AMONG:
-            live = live & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+        live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
         x_mask = (ranks < R)[:, None] & live[None, :]
         x = tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
         x = tl.where(x_mask, x - x_mean[:, None], 0.0)
@@ -90,26 +86,13 @@ def covariance_kernel(
         together = tl.dot(x, v, together, input_precision="tf32x3")
     variance = tl.sum(squares, 1) / count
     together /= count
-    if AMONG:
-        variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
-        together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
+    variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)  # what is not finite counts as 0
+    together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
     place = head * room + pid % C
     tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
     at = (place * R + ranks)[:, None] * DV + cols[None, :]
     mask = (ranks < R)[:, None] & (cols < DV)[None, :]
     tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
-
-
-def group_covariance(x: Tensor, v: Tensor, kv: Partition) -> tuple[Tensor, Tensor]:
-    """x [B, Hkv, N, R] fp32, v [B, Hkv, N, Dv] -> covariance [B, Hkv, Ck, R, Dv], variance [B, Hkv, Ck, R]"""
-    batch, heads, _, rank = x.shape
-    value_dim, groups = v.shape[-1], kv.groups
-    covariance = torch.empty(batch, heads, groups, rank, value_dim, dtype=torch.float32, device=x.device)
-    variance = torch.empty(batch, heads, groups, rank, dtype=torch.float32, device=x.device)
-    if covariance.numel() == 0:
-        return covariance, variance.zero_()
-    _launch(x, v, kv.order, kv.offsets, covariance, variance)
-    return covariance, variance
 
 
 def among_covariance(
@@ -118,31 +101,16 @@ def among_covariance(
     """How groups lie around each other in their neighbourhoods: coordinates x [B, Hkv, Ck, R] and mean values
     v [B, Hkv, Ck, Dv] of the first `free` groups, of which empty ones do not count. members [B, Hkv, Ck] and
     ends [B, Hkv, P + 1] -> the last P covariances [B, Hkv, Ck + P, R, Dv] and variances of `into`, finite."""
-    groups = kv.groups
+    batch, heads, groups, rank = x.shape
     covariance, variance = (whole[:, :, groups:] for whole in into)
-    if covariance.numel():
-        _launch(x, v, members, ends, covariance, variance, kv.offsets, free)
-
-
-def _launch(
-    x: Tensor,
-    v: Tensor,
-    order: Tensor,
-    offsets: Tensor,
-    covariance: Tensor,
-    variance: Tensor,
-    counted: Tensor | None = None,
-    free: int = 0,
-) -> None:
-    batch, heads, count, rank = x.shape
-    value_dim, groups = v.shape[-1], offsets.shape[-1] - 1
-    warps = 4 if counted is None or architecture() in FRUGAL_GPUS else 8
-    covariance_kernel[(batch * heads * groups,)](
-        x, v, order.contiguous(), offsets.contiguous(),
-        offsets if counted is None else counted.contiguous(), covariance, variance, heads, count, groups,
-        rank, free, variance.stride(1) // max(1, rank), *x.stride(), *v.stride(), DV=value_dim,
-        BN=32 if value_dim <= 128 and counted is None else 16, BR=padded(rank), BDV=padded(value_dim),
-        AMONG=counted is not None, num_warps=warps, num_stages=2,
+    if not covariance.numel():
+        return
+    pools, value_dim = ends.shape[-1] - 1, v.shape[-1]
+    covariance_kernel[(batch * heads * pools,)](
+        x, v, members.contiguous(), ends.contiguous(), kv.offsets.contiguous(), covariance, variance,
+        heads, groups, pools, rank, free, variance.stride(1) // max(1, rank), *x.stride(), *v.stride(), DV=value_dim,
+        BN=16, BR=padded(rank), BDV=padded(value_dim),
+        num_warps=4 if architecture() in FRUGAL_GPUS else 8, num_stages=2,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..plain.grouping import RMS_FLOOR
+from ..constants import MIN_RMS
 from .kmeans import only_finite
 from .shapes import FRUGAL_GPUS, architecture, cdiv, padded
 
@@ -84,7 +84,7 @@ def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = tor
         *x.stride(),
         tiles,
         dim,
-        RMS_FLOOR,
+        MIN_RMS,
         D=dim,
         BN=rows,
         BK=32,

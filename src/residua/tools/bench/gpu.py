@@ -171,21 +171,24 @@ def primitives(
     routing = Routing(route, mass, bare=nobody)
     slots = assign_slots(grouped, routing)
     summary = expand(grouped, routing, slots)
-    coordinates = backend.project(call.k, factor[:, : call.k.shape[1], :, : sizes.drift_rank], False)
+    share = slots.share.unflatten(1, (call.k.shape[1], call.shares)).flatten(2, 3)
+    to_key = factor[:, : call.k.shape[1], :, : sizes.drift_rank]
     rows = call.q[:, :, : max(1, sizes.probes)]
     out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], device=call.q.device)
     left, right, bias = out[:, :, :1, :].mT, out[:, :, :1], out[:, :, 0]
     return (
         {
             "project": lambda: backend.project(call.q, factor, True),
-            "kmeans_step": lambda: backend.kmeans_step(x, centres, None),
+            "lloyd": lambda: backend.lloyd(x, centres, 1, None),
             "group_means": lambda: backend.group_means(call.k, grouping.kv),
             "gather_rows": lambda: backend.gather_rows(call.k, grouping.kv.order),
             "cell_mass": lambda: backend.cell_mass(anchors, call.k, grouping.kv, call.scale),
-            "slot_means": lambda: backend.slot_means(
+            "slot_summary": lambda: backend.slot_summary(
                 anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale, slots.near, slots.single
             ),
-            "group_covariance": lambda: backend.group_covariance(coordinates, call.v, grouping.kv),
+            "skipped_covariance": lambda: backend.skipped_covariance(
+                share, call.k, to_key, call.v, grouping.kv, grouping.kv_centroids
+            ),
             "attend": lambda: backend.attend(call.q, call.k, call.v, route, call.scale),
             "attend, with a summary": lambda: backend.attend(call.q, call.k, call.v, route, call.scale, summary),
             "attend_rows": lambda: backend.attend_rows(rows, call.k, call.v, None, call.scale),

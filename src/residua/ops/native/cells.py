@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from ...types import Partition
-from ..plain.routing import FILL_PASSES
+from ..constants import FILL_PASSES
 from . import abi
 from .arguments import contiguous, floats, groups_of, new_floats, row_major, shape_of
-from .base import NativeBase
+from .library import NativeBase
 
 MASS_KEYS = 2048  # keys of a task of `cell_mass`, about
 
 
-class NativeRouting(NativeBase):
+class NativeCells(NativeBase):
     """What a cell weighs, and which cells a budget buys, in the native library."""
 
     def cell_mass(self, anchors: Tensor, k: Tensor, kv: Partition, scale: float) -> Tensor:
@@ -43,10 +43,7 @@ class NativeRouting(NativeBase):
         self._run("cell_mass", args)
         return mass
 
-    def spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budget: Tensor) -> Tensor:
-        return self.spend_each(log_share, query_sizes, kv_sizes, [budget])[0]
-
-    def spend_each(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]) -> Tensor:
+    def _spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]) -> Tensor:
         *heads, query_groups, kv_groups = log_share.shape
         share, log_sizes = floats(log_share), kv_sizes.clamp(min=1).float().log()
         queries, keys = query_sizes.contiguous(), kv_sizes.contiguous()

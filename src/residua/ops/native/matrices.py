@@ -10,10 +10,10 @@ from torch import Tensor
 
 from . import abi
 from .arguments import bytes_of, floats, new_floats, pointer, row_major, shape_of
-from .base import NativeBase
+from .library import NativeBase
 
 
-class NativeNumbers(NativeBase):
+class NativeMatrices(NativeBase):
     """Small matrices, and numbers that are not finite, in the native library."""
 
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class NativeNumbers(NativeBase):
         self._run("matmul", args)
         return out
 
-    def eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def _eigh(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
         matrix = matrix.double().contiguous()
         vectors, values = torch.empty_like(matrix), torch.empty_like(matrix[..., 0])
         size = matrix.shape[-1]
@@ -62,10 +62,10 @@ class NativeNumbers(NativeBase):
         self._run("second_moment", args)
         return moment
 
-    def only_finite(self, x: Tensor) -> Tensor:
+    def _only_finite(self, x: Tensor) -> Tensor:
         x, finite = floats(x), c_int32()
         self._run("all_finite", abi.FiniteArgs(count=x.numel(), x=x.data_ptr(), finite=addressof(finite)))
-        return x if finite.value else super().only_finite(x)
+        return x if finite.value else super()._only_finite(x)
 
     def row_peaks(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = row_major(x)

@@ -1,0 +1,108 @@
+"""Attention over what is kept, and of single rows over everything, in the native library."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...types import MAX_BEND, Partition, Route, SummaryKeys
+from . import abi
+from .arguments import bytes_of, contiguous, floats, groups_of, new_floats, pointer, row_major, shape_of
+from .library import NativeBase
+
+ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
+ROW_CHUNK = 2048  # keys of such a chunk, at least
+ROW_PARTS = 32  # row blocks x chunks that keep many cores busy
+
+
+class NativeAttention(NativeBase):
+    """Attention over what is kept, and of single rows over everything."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        route: Route,
+        scale: float,
+        summary: SummaryKeys | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = row_major(q), row_major(k), row_major(v)
+        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype or q.dtype)
+        lse = new_floats(*q.shape[:-1])
+        query, kv, cells = contiguous(route.query), contiguous(route.kv), bytes_of(route.cells)
+        keys = values = weight = basis = origin = curve = slope = None
+        if summary is not None and summary.log_weight.shape[-1]:
+            keys, values, weight = floats(summary.keys), floats(summary.values), floats(summary.log_weight)
+            if summary.drift is not None:
+                drift = summary.drift
+                basis, origin = floats(drift.basis), floats(drift.origin)
+                curve, slope = floats(drift.curve), floats(drift.slope)
+        args = abi.AttendArgs(
+            shape=shape_of(q, k, v), query=groups_of(query), kv=groups_of(kv),
+            q=abi.View.of(q), k=abi.View.of(k), v=abi.View.of(v), out=abi.View.of(out),
+            lse=lse.data_ptr(), cells=pointer(cells),
+            summary_keys=pointer(keys), summary_values=pointer(values), summary_weight=pointer(weight),
+            basis=pointer(basis), origin=pointer(origin), curve=pointer(curve), slope=pointer(slope),
+            summary_count=0 if weight is None else weight.shape[-1],
+            rank=0 if basis is None else basis.shape[-1],
+            scale=scale, max_bend=MAX_BEND, dtype=abi.DTYPES[q.dtype], out_dtype=abi.DTYPES[out.dtype],
+        )  # fmt: skip
+        self._run("attend", args)
+        return out, lse
+
+    def attend_rows(self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
+        return self._exact_rows(rows, k, v, None, None, key_mask, scale)[0]
+
+    def split_rows(
+        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._exact_rows(rows, k, v, kv, kept, key_mask, scale)
+
+    def _exact_rows(
+        self,
+        rows: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv: Partition | None,
+        kept: Tensor | None,
+        key_mask: Tensor | None,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if rows.dtype != k.dtype:
+            rows, k, v = rows.float(), k.float(), v.float()
+        rows, k, v, mask, kept = (row_major(rows), row_major(k), row_major(v), bytes_of(key_mask), bytes_of(kept))
+        labels = None if kv is None else kv.labels.contiguous()
+        order = None if kv is None else kv.order.contiguous()
+        batch, heads, count, _ = rows.shape
+        out = new_floats(batch, heads, count, v.shape[-1])
+        part = out if kept is None else torch.empty_like(out)
+        lse = new_floats(batch, heads, count)
+        block = max(1, min(count, ROW_BLOCK))
+        blocks = -(-count // block)
+        chunks = max(1, min(-(-k.shape[2] // ROW_CHUNK), ROW_PARTS // max(1, blocks)))
+        width = -(-v.shape[-1] // 16) * 16
+        states = 1 if kept is None else 2
+        partial = new_floats(batch * heads * blocks * chunks, states * block * (width + 2))
+        args = abi.RowsArgs(
+            shape=shape_of(rows, k, v),
+            q=abi.View.of(rows),
+            k=abi.View.of(k),
+            v=abi.View.of(v),
+            out=abi.View.of(out),
+            key_mask=pointer(mask),
+            partial=partial.data_ptr(),
+            block_rows=block,
+            chunks=chunks,
+            kept=pointer(kept),
+            labels=pointer(labels),
+            order=pointer(order),
+            groups=0 if kept is None else kept.shape[-1],
+            part=part.data_ptr(),
+            part_lse=lse.data_ptr(),
+            scale=scale,
+            dtype=abi.DTYPES[rows.dtype],
+        )
+        self._run("attend_rows", args)
+        return out, part, lse

@@ -11,9 +11,15 @@ from residua.ops.triton import TritonBackend
 from residua.ops.triton.join import join_rows
 from residua.types import Drift, SummaryKeys
 
-BASE = Backend()
 
-BACKEND = TritonBackend()
+class Wide(Backend):
+    """Its products keep fp64."""
+
+    def matmul(self, x, y):
+        return x @ y
+
+
+BACKEND, BASE = TritonBackend(), Wide()
 
 
 def doubled(drift: Drift | None) -> Drift | None:
@@ -38,7 +44,7 @@ def test_errors_of_the_candidates(dtype, heads, kv_heads, dim, rank):
     found = BACKEND.candidate_errors(rows, group, exact, (sparse, lse), (value, top), drift)
     wide = [x.double() for x in (exact, sparse, lse, value, top)]
     wanted = BASE.candidate_errors(
-        rows.double(), group, wide[0], (wide[1], wide[2]), (wide[3], wide[4]), doubled(drift), torch.matmul
+        rows.double(), group, wide[0], (wide[1], wide[2]), (wide[3], wide[4]), doubled(drift)
     )
     assert found.shape == (3 if rank else 2, batch, heads, count)
     assert found.isnan()[..., 0, 3].all()
@@ -55,10 +61,10 @@ def test_the_choice(candidates, count):
     errors *= torch.rand(candidates, 2, 7, 1, generator=generator(1)) + 0.5  # so that heads choose differently
     weights = torch.randint(4, (2, 7, count), generator=generator(2)).float()
     weights[1, 0] = 0.0  # a head without a row
-    bare = torch.rand(2, 7, generator=generator(4)) < 0.3
+    without = torch.rand(2, 7, generator=generator(4)) < 0.3
     errors[0, 0, 3] = torch.nan
-    choice, error = BACKEND.best_candidate(errors, weights, bare, 0.9)
-    wanted = BASE.best_candidate(errors.double(), weights.double(), bare, 0.9)
+    choice, error = BACKEND.best_candidate(errors, weights, without, 0.9)
+    wanted = BASE.best_candidate(errors.double(), weights.double(), without, 0.9)
     assert len(set(choice.flatten().tolist())) == candidates
     assert torch.equal(choice, wanted[0])
     torch.testing.assert_close(error.double(), wanted[1], rtol=1e-5, atol=1e-7, equal_nan=True)

@@ -11,7 +11,7 @@ import typer
 from dev.gate.compile import SHARED_LIMIT, Compiled, passed, run_gate, verdict
 from residua.tools.cli.app import command, console
 from residua.tools.reports.table import Table
-from residua.util.whole_file import write_text_whole
+from residua.util.files import write_text_whole
 
 app = typer.Typer(add_completion=False)
 

@@ -16,10 +16,10 @@ from unittest import mock
 
 from dev.gate.cases import Case, cases
 from dev.gate.cubin import disassemble, spilled, usage
+from dev.processes import in_processes
 from residua.errors import BackendError
 from residua.ops.triton.backend import TritonBackend
 from residua.ops.triton.entry import interpreting
-from residua.util.processes import in_processes
 
 # shared memory that one block may use, in bytes (CUDA programming guide, compute capabilities)
 SHARED_LIMIT = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}

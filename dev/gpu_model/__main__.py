@@ -13,9 +13,9 @@ from dev.gpu_model.flash import compile_flash, flash_ms
 from dev.gpu_model.model import ASSUMPTIONS, Estimate, Task, estimate
 from dev.gpu_model.sass import Code
 from residua.errors import BackendError, InputError
-from residua.hosts.gpus import find_gpu
 from residua.tools.cli.app import command, console, show, writable
 from residua.tools.plan.cost import count_forward, token_grid
+from residua.tools.plan.gpus import find_gpu
 from residua.tools.plan.request import find_model
 from residua.tools.reports.table import Table
 from residua.util.json_text import dumps, write_json

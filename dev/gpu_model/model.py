@@ -18,11 +18,11 @@ from dev.gpu_model.route import RouteTiles, count_tiles, real_route
 from dev.gpu_model.sass import Code, read_code
 from dev.gpu_model.trace import Launch, Operation, Shape, Trace, trace_call
 from dev.gpu_model.work import Work, work_of
+from dev.processes import in_processes
 from residua.config import Config
 from residua.errors import BackendError
-from residua.hosts.gpus import Gpu
+from residua.tools.plan.gpus import Gpu
 from residua.util.interrupts import uninterrupted
-from residua.util.processes import in_processes
 
 STALL = 1.2  # what barriers and uneven warps add to the ideal time of a kernel that multiplies
 LAUNCH_US = 2.5  # between the ends of two kernels that do next to nothing

@@ -1,4 +1,4 @@
-"""Estimates of many calls, made once and kept in the package: `break_even.json`, for those who cannot wait for
+"""Estimates of many calls, made once and kept in the package: `estimates.json`, for those who cannot wait for
 a compiler. `python -m dev.gpu_model.table` writes it anew."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from itertools import product
 from typing import Any
 
 from dev.gpu_model.model import Codes, Estimate, Task, estimate
-from residua.hosts.break_even import FILE
-from residua.hosts.gpus import GPUS
+from residua.tools.plan.estimates import FILE
+from residua.tools.plan.gpus import GPUS
 
 TOKENS = (8192, 32768, 75600)
 DENSITIES = (0.05, 0.22)

@@ -13,6 +13,7 @@ import torch
 from ..baselines.methods import find_method
 from ..config import Config
 from ..errors import InputError
+from .break_even import BREAK_EVEN, nearest_gpu
 from .quality import DEFAULT_QUALITY, find_quality
 
 # With fewer tokens, grouping and routing cost more than the skipped pairs save.
@@ -172,10 +173,8 @@ def min_tokens_for(device: torch.device) -> int:
     an estimate of the static cost model, not a measurement."""
     if device.type != "cuda":
         return MIN_TOKENS
-    from .break_even import break_even, nearest_gpu
-
     gpu = nearest_gpu(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
-    return max(MIN_TOKENS, break_even(gpu))
+    return max(MIN_TOKENS, BREAK_EVEN[gpu])
 
 
 def part_of(share: float, total: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..util.whole_file import write_text_whole
+from ..util.files import write_text_whole
 from .triton.entry import installed_triton
 
 MAX_BYTES = 1 << 20

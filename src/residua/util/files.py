@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -96,6 +96,32 @@ def publish_files(files: Mapping[Path, bytes]) -> None:
         with uninterrupted():
             for scratch, _ in moves:
                 scratch.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets `write` fill a file beside `path`, then moves it there; a link at `path` is replaced, not followed.
+
+    Raises:
+        OSError: The folder, the file or the move failed; whatever was at `path` is still there.
+    """
+    scratch: Path | None = None
+    try:
+        with uninterrupted():
+            handle, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=path.parent)
+            scratch = Path(name)
+            os.close(handle)
+        write(scratch)
+        scratch.chmod(0o644)
+        os.replace(scratch, path)
+    finally:
+        if scratch is not None:
+            with uninterrupted():
+                scratch.unlink(missing_ok=True)
+
+
+def write_text_whole(path: Path, text: str) -> None:
+    """The same for a text in UTF-8."""
+    write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
 
 
 def _write(path: Path, content: bytes) -> None:

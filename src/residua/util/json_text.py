@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from .whole_file import write_text_whole
+from .files import write_text_whole
 
 
 def finite_only(value: Any) -> Any:

@@ -300,7 +300,7 @@ def test_lists_of_pictures_for_z_image_are_refused(tiny, scheduler, speed_up):
 def test_pipelines_that_run_a_supported_class(pipeline, model, tiny):
     import diffusers
 
-    from residua.hosts.diffusers import coverage
+    from residua.tools import coverage
 
     tiny.need(pipeline)
     found = coverage._classes(

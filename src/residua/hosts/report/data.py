@@ -13,7 +13,7 @@ import torch
 
 from ...errors import InputError
 from ...util import json_text
-from ...util.whole_file import write_text_whole
+from ...util.files import write_text_whole
 from ..host import HostAttention
 from ..log import Key, Tally
 from ..watch import nothing_sparse

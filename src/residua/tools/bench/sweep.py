@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...util.whole_file import write_whole
+from ...util.files import write_whole
 from ..reports.figure import INK, OTHERS, PART_COLOURS, RESIDUA, canvas, drawn
 from .attention import CallCase
 

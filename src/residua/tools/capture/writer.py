@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...util import json_text
-from ...util.whole_file import write_whole
+from ...util.files import write_whole
 from .captures import FORMAT, MANIFEST, VERSION, Grid, Ranges, entry_key, read_captures, read_manifest
 
 

@@ -57,7 +57,7 @@ def time_call(
 def _estimated(model: Architecture, forward: cost.Forward, call: cost.Call, machine: Machine) -> Any:
     """The stored estimate of such a call; None if there is none for this machine and head dim."""
     try:
-        stored = importlib.import_module("residua.hosts.break_even")
+        stored = importlib.import_module("residua.tools.plan.estimates")
     except ImportError:
         return None
     if machine.name not in stored.stored_gpus() or model.head_dim not in ESTIMATED_DIMS:

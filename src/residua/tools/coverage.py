@@ -1,4 +1,4 @@
-"""Which pipelines of the installed diffusers Residua supports: `python -m residua.hosts.diffusers.coverage`."""
+"""Which pipelines of the installed diffusers Residua supports: `python -m residua.tools.coverage`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .components import COMPONENTS
-from .families import supported
-from .families.generic import BLOCK_MASKS, dispatches
-from .versions import require_diffusers
+from ..hosts.diffusers.components import COMPONENTS
+from ..hosts.diffusers.families import supported
+from ..hosts.diffusers.families.generic import BLOCK_MASKS, dispatches
+from ..hosts.diffusers.versions import require_diffusers
 
 MODULAR = "modular: made of blocks; what counts is the class of the transformer it loads"
 ABSENT = "needs a package that is not installed here"

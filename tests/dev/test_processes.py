@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from residua.util.processes import in_processes
+from dev.processes import in_processes
 
 
 def test_results_in_the_order_of_the_jobs():
@@ -65,14 +65,14 @@ def test_ctrl_c_in_another_thread_waits_until_all_processes_have_their_work(hand
 
 KILLED = """
 import time
-from residua.util.processes import in_processes
+from dev.processes import in_processes
 list(in_processes(time.sleep, [3600], workers=1))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_process_that_is_killed_leaves_none_behind():
-    process = subprocess.Popen([sys.executable, "-c", KILLED])
+    process = subprocess.Popen([sys.executable, "-c", KILLED], cwd=Path(__file__).parents[2])
     try:
         _wait_for(lambda: any("spawn_main" in _command(pid) for pid in _children(process.pid)))
         children = _children(process.pid)

@@ -8,9 +8,9 @@ from pathlib import Path
 import diffusers
 import pytest
 
-from residua.hosts.diffusers.coverage import MODULAR, OTHER, coverage, rest, rest_table, table
+from residua.tools.coverage import MODULAR, OTHER, coverage, rest, rest_table, table
 
-PAGE = Path(__file__).parents[3] / "docs" / "pipelines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "pipelines.md"
 
 
 @pytest.mark.slow

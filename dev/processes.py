@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process, resource_tracker
 from typing import TypeVar
 
-from .interrupts import uninterrupted
+from residua.util.interrupts import uninterrupted
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

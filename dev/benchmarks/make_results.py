@@ -57,9 +57,9 @@ def residua(command: str, *more: str) -> None:
     subprocess.run([sys.executable, "-m", "residua", *words], check=True)
 
 
-def publish(name: str, made: Path) -> None:
-    """Publishes the report as a page of the site: its text, and its figures under unique names."""
-    text = (made / "report.md").read_text(encoding="utf-8")
+def publish(name: str, made: Path, command: str = "", shown: str = "") -> None:
+    """Publishes the report as a page of the site: its text, the command replaced, and its figures under unique names."""
+    text = (made / "report.md").read_text(encoding="utf-8").replace(command, shown)
     for figure in sorted(made.glob("*.png")):
         own = f"{name}-{figure.name}"
         shutil.copyfile(figure, PAGES / own)
@@ -97,14 +97,11 @@ def main() -> None:
         publish("methods-world", out)
     for page in [name for name in SUITES if name in wanted]:
         out = given.work / page
-        suite = f"{SUITES[page]}.toml"
-        residua(f"evaluate benchmarks/{suite} --out {out} --ray off")  # goes on where it stopped
-        publish(page, out / "report")
-        # The report names the files without their folders.
-        text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
-        shown = f"residua evaluate benchmarks/{suite} --out runs/{page} --ray off"
-        text = text.replace(f"residua evaluate {suite} --out {page}", shown)
-        (PAGES / f"{page}.md").write_text(text, encoding="utf-8")
+        suite = f"dev/benchmarks/{SUITES[page]}.toml"
+        residua(f"evaluate {suite} --out {out} --ray off")  # goes on where it stopped
+        # the report names the files without their folders
+        short = f"residua evaluate {SUITES[page]}.toml --out {page}"
+        publish(page, out / "report", short, f"residua evaluate {suite} --out runs/{page} --ray off")
 
 
 if __name__ == "__main__":

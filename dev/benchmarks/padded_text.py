@@ -14,8 +14,6 @@ query, as if it were valid, out of the budget of the video. Takes a minute or tw
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from unittest import mock
 
 import torch
@@ -34,19 +32,23 @@ METHODS = {"anchored": Config(), "paper": Config.paper()}
 PRESET = Preset(0.22, 0, 0, "none")
 
 
-def padded_call(text: int, valid: int, concentration: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v [1, H, video + text, D] and the key mask [1, 1, 1, video + text]."""
-    recipe = VideoLike(GRID, HEADS, HEAD_DIM, concentration)
+def joint_call(recipe: VideoLike, text: int) -> tuple[Tensor, ...]:
+    """q, k, v [1, H, video + text, D]: random text after structured video, of the same mean norm."""
     draw = torch.Generator().manual_seed(1)
 
     def with_text(x: Tensor) -> Tensor:
-        rows = torch.randn(1, HEADS, text, HEAD_DIM, generator=draw)
+        rows = torch.randn(1, recipe.heads, text, recipe.head_dim, generator=draw)
         rows *= x.norm(dim=-1).mean() / rows.norm(dim=-1, keepdim=True)
         return torch.cat([x, rows], dim=2)
 
-    q, k, v = map(with_text, video_like(recipe))
+    return tuple(map(with_text, video_like(recipe)))
+
+
+def padded_call(text: int, valid: int, concentration: float) -> tuple[Tensor, ...]:
+    """q, k, v, and the key mask [1, 1, 1, video + text]."""
+    recipe = VideoLike(GRID, HEADS, HEAD_DIM, concentration)
     mask = torch.arange(recipe.tokens + text) < recipe.tokens + valid
-    return q, k, v, mask[None, None, None]
+    return *joint_call(recipe, text), mask[None, None, None]
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, config: Config) -> tuple[Tensor, float]:
@@ -57,12 +59,6 @@ def sparse(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, config: Config) -> tup
     site = Site(0, Pass(steps=1, grid=GRID), text_queries=text, text_keys=text)
     out = host.call(q, k, v, site, lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask), mask=mask)
     return out, make_report([host]).total.cost
-
-
-@contextmanager
-def padding_is_counted() -> Iterator[None]:
-    with mock.patch.object(PaddingReader, "compact", lambda *_: None):
-        yield
 
 
 @torch.inference_mode()
@@ -77,7 +73,7 @@ def main() -> None:
                 q, k, v = (x.to(dtype) for x in call[:3])
                 for method, config in METHODS.items():
                     left_out, cost = sparse(q, k, v, call[3], config)
-                    with padding_is_counted():
+                    with mock.patch.object(PaddingReader, "compact", lambda *_: None):
                         counted, _ = sparse(q, k, v, call[3], config)
                     assert cost < 0.225, cost
                     print(

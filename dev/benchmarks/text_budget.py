@@ -14,12 +14,13 @@ from __future__ import annotations
 from unittest import mock
 
 import torch
-from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from residua import Config, attention
 from residua.method.row_error import row_errors
-from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
+from residua.synthetic import CONCENTRATIONS, VideoLike
+
+from .padded_text import joint_call
 
 HEADS, HEAD_DIM = 2, 128
 VIDEO, PICTURE = (13, 20, 32), (1, 64, 64)
@@ -27,20 +28,8 @@ CALLS = [(VIDEO, 865, 0.22), (PICTURE, 512, 0.22), (VIDEO, 256, 0.08), (VIDEO, 1
 LEFT = {"0": 1e-3, "1/4": 1 / 4, "1/2": 1 / 2, "all": 1.0}
 
 
-def joint_call(grid: tuple[int, int, int], text: int, concentration: float) -> tuple[Tensor, ...]:
-    """q, k, v [1, H, video + text, D]."""
-    draw = torch.Generator().manual_seed(1)
-
-    def with_text(x: Tensor) -> Tensor:
-        rows = torch.randn(1, HEADS, text, HEAD_DIM, generator=draw)
-        rows *= x.norm(dim=-1).mean() / rows.norm(dim=-1, keepdim=True)
-        return torch.cat([x, rows], dim=2)
-
-    return tuple(map(with_text, video_like(VideoLike(grid, HEADS, HEAD_DIM, concentration))))
-
-
 def row(grid: tuple[int, int, int], text: int, density: float, head: str) -> str:
-    q, k, v = joint_call(grid, text, CONCENTRATIONS[head])
+    q, k, v = joint_call(VideoLike(grid, HEADS, HEAD_DIM, CONCENTRATIONS[head]), text)
     dense = scaled_dot_product_attention(q, k, v)
     video = q.shape[2] - text
     spans = (video, video + text)

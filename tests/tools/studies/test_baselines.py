@@ -99,6 +99,7 @@ def test_the_command_writes_a_report_and_never_over_another(captures, tmp_path):
         (["--methods", "magic"], "method 'magic' is not known"),
         (["--density", "0"], "density"),
         (["--backend", "abacus"], "abacus"),
+        (["--rules", "tpu"], "rules"),
         (["--groups", "64"], "two whole numbers"),
         (["--groups", "0,8"], "two whole numbers"),
     ],

@@ -87,6 +87,7 @@ def test_a_shared_budget_moves_pairs_to_where_they_count(calls):
 def test_settings_differ_in_what_they_say_alone():
     made = settings(CONFIG, [0.05])
     assert made[PAPER] == Config.paper(density=0.22, backend="torch")
+    assert {config.rules for config in settings(CONFIG.replace(rules="gpu"), [0.05]).values()} == {"gpu"}
     assert made[FINER] == made[PAPER].replace(query_groups=300, kv_groups=1000)
     assert made[shared(0.05)] == made[fixed(0.05)].replace(balance=True) == CONFIG.replace(density=0.05, balance=True)
 

@@ -22,11 +22,12 @@ RECONSTRUCTION = Path("residua-reconstructions")
 BUDGETS = Path("residua-budgets")
 BASELINES = Path("residua-baselines")
 WRITTEN_AGAIN = (ANALYSIS, ABLATION, RECONSTRUCTION, BUDGETS)  # without --force, if Residua wrote them
-SETTINGS = ("density", "query_groups", "kv_groups", "backend")  # options of the studies that a Config has too
+SETTINGS = ("density", "query_groups", "kv_groups", "backend", "rules")  # options of the studies that a Config has too
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
 Groups = Annotated[int | None, typer.Option(min=1, help="Default: chosen from the number of tokens.")]
+RulesName = Annotated[str | None, typer.Option("--rules", help="cpu or gpu; default: those of the device.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Four calls and fewer settings.")]
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
 
@@ -39,6 +40,7 @@ def analyze(
     query_groups: Groups = None,
     kv_groups: Groups = None,
     backend: BackendName = "auto",
+    rules: RulesName = None,
     quick: Quick = False,
     out: Out = ANALYSIS,
     force: ForceFolder = False,
@@ -57,6 +59,7 @@ def ablate(
     query_groups: Groups = None,
     kv_groups: Groups = None,
     backend: BackendName = "auto",
+    rules: RulesName = None,
     quick: Quick = False,
     out: Out = ABLATION,
     force: ForceFolder = False,
@@ -75,6 +78,7 @@ def reconstructions(
     query_groups: Groups = None,
     kv_groups: Groups = None,
     backend: BackendName = "auto",
+    rules: RulesName = None,
     quick: Quick = False,
     out: Out = RECONSTRUCTION,
     force: ForceFolder = False,
@@ -90,6 +94,7 @@ def budgets(
     context: typer.Context,
     captures: Captures,
     backend: BackendName = "auto",
+    rules: RulesName = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only one budget.")] = False,
     out: Out = BUDGETS,
     force: ForceFolder = False,
@@ -109,6 +114,7 @@ def baselines(
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of each method; the median counts.")] = 1,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads; default: PyTorch's.")] = None,
     backend: Annotated[str, typer.Option(help="Attention backend for all methods, or auto.")] = "auto",
+    rules: RulesName = None,
     groups: Annotated[str | None, typer.Option(help="Query and K/V groups of all methods, such as 64,128.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="At most 4 calls.")] = False,
     out: Out = BASELINES,
@@ -138,7 +144,7 @@ def settings(context: typer.Context, paper: bool = False) -> Config:
     """The default method, or the paper's, with the options of the study that are settings of a Config."""
     from ...config import Config
 
-    given = {name: context.params[name] for name in SETTINGS if name in context.params}
+    given = {name: context.params[name] for name in SETTINGS if context.params.get(name) is not None}
     return Config.paper(**given) if paper else Config(**given)
 
 

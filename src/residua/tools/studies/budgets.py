@@ -102,8 +102,8 @@ def shared(density: float) -> str:
 
 
 def settings(config: Config, densities: Sequence[float]) -> dict[str, Config]:
-    """The settings to compare; `config` supplies the backend."""
-    paper = Config.paper(density=PAPER_DENSITY, backend=config.backend)
+    """The settings to compare; `config` supplies backend and rules."""
+    paper = Config.paper(density=PAPER_DENSITY, backend=config.backend, rules=config.rules)
     made = {PAPER: paper, FINER: paper.replace(query_groups=300, kv_groups=1000)}
     for density in densities:
         made[fixed(density)] = config.replace(density=density, balance=False)

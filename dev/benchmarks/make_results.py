@@ -58,7 +58,7 @@ def residua(command: str, *more: str) -> None:
 
 
 def publish(name: str, made: Path, command: str = "", shown: str = "") -> None:
-    """Publishes the report as a page of the site: its text, the command replaced, and its figures under unique names."""
+    """Publishes the report as a page of the site: its text, the command replaced, and its figures by unique names."""
     text = (made / "report.md").read_text(encoding="utf-8").replace(command, shown)
     for figure in sorted(made.glob("*.png")):
         own = f"{name}-{figure.name}"

@@ -66,7 +66,8 @@ class Method:
         kept, lse = task.attend(route)
         out, added, compensation = self.reconstruct(task, route, kept, lse)
         products = {"prediction": prediction, "compensation": compensation, "grouping": grouping}
-        return Outcome(out, {"routed": int(route.pairs.sum())}, products, route, lse, added)
+        taken = {name: count for name, count in products.items() if count}
+        return Outcome(out, {"routed": int(route.pairs.sum())}, taken, route, lse, added)
 
     def settings(self, config: Config) -> Config:
         """The config that `attend` gets for what the user asked for; InputError if this method cannot do it."""

@@ -66,17 +66,19 @@ def _process() -> dict[str, object]:
     }
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=[("torch", "cpu"), ("torch", "gpu"), ("native", "cpu")], ids="-".join)
 def every_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Runs a test of the whole call on each CPU backend: where it asks for "torch", it gets this one."""
-    backend = backends().get(request.param)
+    """Runs a test of the whole call on each CPU backend, and in plain torch by the rules of a GPU: where the test
+    asks for "torch", it gets this backend, and where it asks for no rules, these."""
+    name, rules = request.param
+    backend = backends().get(name)
     reason = "not in this build" if backend is None else backend.unavailable()
     if reason:
-        pytest.skip(f"{request.param}: {reason}")
+        pytest.skip(f"{name}: {reason}")
 
-    def chosen(name, demand):
-        return choose_backend(request.param if name == "torch" else name, demand)
+    def chosen(wanted, demand):
+        return choose_backend(name if wanted == "torch" else wanted, demand)
 
-    # by its module name: the package gives that name to the function
-    monkeypatch.setattr(importlib.import_module("residua.api"), "choose_backend", chosen)
-    return request.param
+    monkeypatch.setattr("residua.api.choose_backend", chosen)
+    monkeypatch.setattr("residua.method.rules.rules_for", lambda device: rules)
+    return name

@@ -29,6 +29,7 @@ from tests.support.oracle import (
     small,
     worst,
 )
+from tests.support.pairwise import pairwise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -77,18 +78,24 @@ def test_without_reconstruction_it_is_hard_drop(score):
     assert torch.equal(out, attention(q, k, v, paper(probes=0, score=score)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("queries, keys", [(1, 1), (2, 3), (63, 63), (97, 63), (130, 257), (1025, 97)])
-@pytest.mark.parametrize("backend", ["torch", "reference", "native"])
-@pytest.mark.parametrize("reconstruction", ["probe", "anchored"])
-def test_density_one_is_dense(dtype, queries, keys, backend, reconstruction):
+@pytest.mark.parametrize(
+    "dtype, lengths, backend, reconstruction, rules",
+    pairwise(
+        DTYPES,
+        [(1, 1), (2, 3), (63, 63), (97, 63), (130, 257), (1025, 97)],
+        ["torch", "reference", "native"],
+        ["probe", "anchored"],
+        ["cpu", "gpu"],
+    ),
+)
+def test_density_one_is_dense(dtype, lengths, backend, reconstruction, rules):
     if backends()[backend].unavailable():
         pytest.skip(str(backends()[backend].unavailable()))
+    queries, keys = lengths
     q, k, v = qkv(2, 2, 1, queries, keys, 12, 20, dtype=dtype)
     dense, _ = masked_attention(q, k, v)
-    out, receipt = attention(
-        q, k, v, Config(density=1.0, backend=backend, reconstruction=reconstruction), return_receipt=True
-    )
+    config = Config(density=1.0, backend=backend, reconstruction=reconstruction, rules=rules)
+    out, receipt = attention(q, k, v, config, return_receipt=True)
     plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert out.dtype == dtype and out.shape == (2, 2, queries, 20)
     assert worst(out, dense) <= max(2 * worst(plain, dense), torch.finfo(dtype).eps)
@@ -109,13 +116,20 @@ def test_one_cell_of_everything_is_dense_and_reconstruction_changes_nothing(
     assert receipt.error is None or receipt.error < 1e-4
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("queries, keys", [(1, 1), (2, 2), (63, 97), (1025, 1025), (257, 64), (1, 700)])
-@pytest.mark.parametrize("density", [0.22, 0.6])
-@pytest.mark.parametrize("reconstruction", ["probe", "tail", "anchored"])
-def test_any_length_gives_a_finite_output_of_the_right_type(dtype, queries, keys, density, reconstruction):
+@pytest.mark.parametrize(
+    "dtype, lengths, density, reconstruction, rules",
+    pairwise(
+        DTYPES,
+        [(1, 1), (2, 2), (63, 97), (1025, 1025), (257, 64), (1, 700)],
+        [0.22, 0.6],
+        ["probe", "tail", "anchored"],
+        ["cpu", "gpu"],
+    ),
+)
+def test_any_length_gives_a_finite_output_of_the_right_type(dtype, lengths, density, reconstruction, rules):
+    queries, keys = lengths
     q, k, v = qkv(1, 2, 1, queries, keys, dtype=dtype)
-    config = Config(density=density, backend="torch", reconstruction=reconstruction)
+    config = Config(density=density, backend="torch", reconstruction=reconstruction, rules=rules)
     out, receipt = attention(q, k, v, config, return_receipt=True)
     assert out.shape == q.shape and out.dtype == dtype and out.isfinite().all() and out.is_contiguous()
     assert 0 < receipt.density <= 1

@@ -114,5 +114,6 @@ def _add_by_index(weight: Tensor, source: Tensor, index: Tensor, slots: int) -> 
 
 def _add_by_product(weight: Tensor, source: Tensor, index: Tensor, slots: int) -> Tensor:
     """The same, always added in the same order, where `scatter_add_` is not."""
+    source = torch.nan_to_num(source, 0.0, 0.0, 0.0)  # of groups that are kept: 0 times NaN would reach every slot
     slot = torch.arange(slots, device=index.device)[:, None]
     return torch.where(index[..., None, :] == slot, weight[..., None, :], 0.0) @ source

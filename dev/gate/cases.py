@@ -33,7 +33,7 @@ class Case:
         """Whether a default call of the most common kind launches it: head dim 128, bf16, `anchored`."""
         name = getattr(self.launch, "func", self.launch).__name__
         if name in ("_attend", "_rows", "_split"):
-            return self.label in ("D=128 bf16, drift", "D=128 bf16, key mask")
+            return self.label in ("D=128 bf16, drift", "D=128 bf16, key mask", "D=128 bf16, kept keys")
         common = ("D=128 bf16", "D=128 bf16, rank 64", f"D=128 bf16, rank {RANK}", "rank 48")
         return self.label in common or ("=" not in self.label and "rank" not in self.label)
 
@@ -70,7 +70,7 @@ def cases() -> list[Case]:
             for kind in (", drift",) if dim in (72, 80) else ("", ", summary", ", drift"):
                 found.append(Case(label + kind, partial(_attend, dim, dtype, kind)))
             found.append(Case(f"{label}, key mask", partial(_rows, dim, dtype)))
-            found.append(Case(f"{label}, key mask", partial(_split, dim, dtype)))
+            found.append(Case(f"{label}, kept keys", partial(_split, dim, dtype)))
     return found
 
 

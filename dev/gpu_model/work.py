@@ -59,7 +59,7 @@ def _attend(launch: Launch, tiles: RouteTiles) -> Work:
     moved += tiles.tokens * (a["BD"] + a["BDV"]) * elements if full else 0
     moved += min(own, a["CQ"] * room * slot) + (full + cut) / max(1.0, count) * 16 * a["CQ"]
     cached = (full + cut) * a["BN"] * (a["BD"] + a["BDV"]) * elements + own
-    parts = 1 if a["SUMMARY_K"].dtype == a["Q"].dtype else 2
+    parts = 1 if not room or a["SUMMARY_K"].dtype == a["Q"].dtype else 2
     flops = (full + cut) * a["BN"] * trip + summary * 2 * a["BM"] * a["BT"] * (parts * a["BD"] + a["BDV"])
     loops = [full, cut] + ([summary] if a["SUMMARY"] else [])
     return Work(
@@ -100,21 +100,19 @@ def _slots(launch: Launch, tiles: RouteTiles) -> Work:
     )
 
 
-def _rows(sums: int) -> Callable[[Launch, RouteTiles], Work]:
-    def work(launch: Launch, tiles: RouteTiles) -> Work:
-        a = launch.arguments
-        heads = a["Q"].sizes[0] * a["Q"].sizes[1]
-        trips = heads * a["tiles"] * cdiv(a["NK"], a["BN"])
-        flops = 2 * a["BM"] * a["BN"] * (a["BD"] + sums * a["BDV"]) * trips
-        return Work(
-            tensors(launch, "Q"),
-            (trips,),
-            flops,
-            2 * heads * a["M"] * a["NK"] * (a["D"] + sums * a["DV"]),
-            trips * a["BN"] * (a["D"] + a["DV"]) * a["K"].dtype.itemsize,
-        )
-
-    return work
+def _rows(launch: Launch, tiles: RouteTiles) -> Work:
+    a = launch.arguments
+    sums = 1 if a["KEPT"] is None else 2
+    heads = a["Q"].sizes[0] * a["Q"].sizes[1]
+    trips = heads * a["tiles"] * cdiv(a["NK"], a["BN"])
+    flops = 2 * a["BM"] * a["BN"] * (a["BD"] + sums * a["BDV"]) * trips
+    return Work(
+        tensors(launch, "Q"),
+        (trips,),
+        flops,
+        2 * heads * a["M"] * a["NK"] * (a["D"] + sums * a["DV"]),
+        trips * a["BN"] * (a["D"] + a["DV"]) * a["K"].dtype.itemsize,
+    )
 
 
 def _assign(launch: Launch, tiles: RouteTiles) -> Work:
@@ -242,7 +240,7 @@ def _spoil(launch: Launch, tiles: RouteTiles) -> Work:
 
 
 WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
-    "attend": _attend, "mass": _mass, "slots": _slots, "rows": _rows(1), "split": _rows(2), "assign": _assign,
+    "attend": _attend, "mass": _mass, "slots": _slots, "rows": _rows, "assign": _assign,
     "project": _project, "drift": _project, "covariance": _covariance,
     "key_covariance": _key_covariance, "moment": _moment,
     "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,

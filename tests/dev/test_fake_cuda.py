@@ -70,7 +70,7 @@ def test_a_sparser_call_has_finer_groups_and_still_fits():
 def test_keys_and_values_are_sorted_once(default):
     """By the kernels that read them first: no launch of its own copies a whole tensor."""
     assert not [x for x in default.launches if x.name == "permute" and x.arguments["OUT"].sizes[2] == 75600]
-    kept = [x for x in default.launches if x.arguments.get("KEEP") or x.arguments.get("GATHER")]
+    kept = [x for x in default.launches if x.arguments.get("SORTED") is not None]
     assert [x.name for x in kept] == ["segment_mean", "key_covariance"]
 
 
@@ -85,8 +85,8 @@ def test_values_are_not_read_for_nan_alone(default):
 
 def test_what_was_many_launches_is_one(default):
     names = [launch.name for launch in default.launches]
-    assert {name: names.count(name) for name in ("split", "merge", "slots", "mass", "key_covariance")} == {
-        "split": 1,
+    assert {name: names.count(name) for name in ("rows", "merge", "slots", "mass", "key_covariance")} == {
+        "rows": 1,
         "merge": 1,
         "slots": 1,
         "mass": 1,
@@ -168,9 +168,9 @@ from dev.gpu_model.trace import trace_call
 from residua.config import Config
 trace_call(Config(), tokens=2048, heads=2, head_dim=128, arch=90)
 from dev.gate.compile import compile_only
-from residua.ops.triton import attend_tiles, rows, small_kmeans, split
+from residua.ops.triton import attend_tiles, rows, small_kmeans
 with compile_only(89):
-    print({module.architecture() for module in (attend_tiles, rows, small_kmeans, split)})
+    print({module.architecture() for module in (attend_tiles, rows, small_kmeans)})
 """
 
 

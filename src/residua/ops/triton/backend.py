@@ -226,14 +226,14 @@ class TritonBackend(Backend):
 
     @entry
     def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
-        from .broken import lost_channels
+        from .nonfinite import lost_channels
 
         noted: Tensor | None = self._session.find("lost", v)
         return noted > 0 if noted is not None else lost_channels(v, mask)
 
     @entry
     def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
-        from .spoil import spoil
+        from .nonfinite import spoil
 
         return spoil(out, lost)
 
@@ -356,7 +356,7 @@ class TritonBackend(Backend):
     def split_rows(
         self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from .split import split_rows
+        from .rows import split_rows
 
         return split_rows(rows, k, v, kv, kept, key_mask, scale)
 
@@ -394,6 +394,6 @@ class TritonBackend(Backend):
 
     @entry
     def add_affine(self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        from .affine import add_affine
+        from .projection import add_affine
 
         return add_affine(out, left, right, bias, dtype)

@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Partition
-from .broken import note_lost
-from .parts import add_product
+from .device_functions import add_product, group_ends, head_start, load_rows
+from .nonfinite import note_lost
 from .shapes import FRUGAL_GPUS, architecture, padded
 
 
@@ -31,30 +31,26 @@ def covariance_kernel(
     R,
     free,  # rows that count, at most
     room,  # from one head of COVARIANCE and VARIANCE to the next
-    xb,
-    xh,
-    xn,
-    xd,
-    vb,
-    vh,
-    vn,
-    vd,
+    x_strides,
+    v_strides,
     DV: tl.constexpr,
     BN: tl.constexpr,
     BR: tl.constexpr,
     BDV: tl.constexpr,
 ):
+    """One program: one neighbourhood, whose rows stand for K/V groups. COVARIANCE = mean of (x - mean x)^T (v - mean v)
+    and VARIANCE = mean of (x - mean x)^2 over the rows that count; what is not finite becomes 0."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
-    X += head // H * xb + head % H * xh
-    V += head // H * vb + head % H * vh
+    X = head_start(X, x_strides, head, H)
+    V = head_start(V, v_strides, head, H)
     ORDER += head * N
     ranks = tl.arange(0, BR)
     cols = tl.arange(0, BDV)
-    start = tl.load(OFFSETS + pid + head).to(tl.int32)  # a row of offsets has C + 1 entries
-    stop = tl.load(OFFSETS + pid + head + 1).to(tl.int32)
+    start, stop = group_ends(OFFSETS, pid, head)
     number = tl.zeros([BN], tl.int32)
     COUNTED += head * (N + 1)
+    # the means
     x_sum = tl.zeros([BR, BN], tl.float32)
     v_sum = tl.zeros([BN, BDV], tl.float32)
     for first in range(start, stop, BN):
@@ -63,13 +59,14 @@ def covariance_kernel(
         live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
         number += live.to(tl.int32)
         x_mask = (ranks < R)[:, None] & live[None, :]
-        x_sum += tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
-        v_mask = live[:, None] & (cols < DV)[None, :]
-        v_sum += tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
+        at = X + rows[None, :] * x_strides[2] + ranks[:, None] * x_strides[3]
+        x_sum += tl.load(at, mask=x_mask, other=0.0).to(tl.float32)
+        v_sum += load_rows(V, v_strides, rows, cols, live, DV).to(tl.float32)
     count = tl.maximum(tl.sum(number, 0), 1).to(tl.float32)
     x_mean = tl.sum(x_sum, 1) / count
     v_mean = tl.sum(v_sum, 0) / count
 
+    # the products; the rows are still in the cache
     together = tl.zeros([BR, BDV], tl.float32)
     squares = tl.zeros([BR, BN], tl.float32)
     for first in range(start, stop, BN):
@@ -77,22 +74,27 @@ def covariance_kernel(
         rows = tl.load(ORDER + index, mask=index < stop, other=0)
         live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
         x_mask = (ranks < R)[:, None] & live[None, :]
-        x = tl.load(X + rows[None, :] * xn + ranks[:, None] * xd, mask=x_mask, other=0.0).to(tl.float32)
+        at = X + rows[None, :] * x_strides[2] + ranks[:, None] * x_strides[3]
+        x = tl.load(at, mask=x_mask, other=0.0).to(tl.float32)
         x = tl.where(x_mask, x - x_mean[:, None], 0.0)
-        v_mask = live[:, None] & (cols < DV)[None, :]
-        v = tl.load(V + rows[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0).to(tl.float32)
-        v = tl.where(v_mask, v - v_mean[None, :], 0.0)
+        v = load_rows(V, v_strides, rows, cols, live, DV).to(tl.float32)
+        v = tl.where(live[:, None] & (cols < DV)[None, :], v - v_mean[None, :], 0.0)
         squares += x * x
         together = tl.dot(x, v, together, input_precision="tf32x3")
     variance = tl.sum(squares, 1) / count
     together /= count
     variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)  # what is not finite counts as 0
     together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
-    place = head * room + pid % C
+    _store(COVARIANCE, VARIANCE, head * room + pid % C, together, variance, ranks, cols, R, DV)
+
+
+@triton.jit
+def _store(COVARIANCE, VARIANCE, place, covariance, variance, ranks, cols, R, DV):
+    """Stores covariance [BR, BDV] and variance [BR] as entry `place`."""
     tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
     at = (place * R + ranks)[:, None] * DV + cols[None, :]
     mask = (ranks < R)[:, None] & (cols < DV)[None, :]
-    tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
+    tl.store(COVARIANCE + at, covariance.to(COVARIANCE.dtype.element_ty), mask=mask)
 
 
 def among_covariance(
@@ -106,49 +108,45 @@ def among_covariance(
     if not covariance.numel():
         return
     pools, value_dim = ends.shape[-1] - 1, v.shape[-1]
-    covariance_kernel[(batch * heads * pools,)](
-        x, v, members.contiguous(), ends.contiguous(), kv.offsets.contiguous(), covariance, variance,
-        heads, groups, pools, rank, free, variance.stride(1) // max(1, rank), *x.stride(), *v.stride(), DV=value_dim,
-        BN=16, BR=padded(rank), BDV=padded(value_dim),
-        num_warps=4 if architecture() in FRUGAL_GPUS else 8, num_stages=2,
-    )  # fmt: skip
+    tensors = (x, v, members.contiguous(), ends.contiguous(), kv.offsets.contiguous(), covariance, variance)
+    sizes = (heads, groups, pools, rank, free, variance.stride(1) // max(1, rank), x.stride(), v.stride())
+    blocks = {"DV": value_dim, "BN": 16, "BR": padded(rank), "BDV": padded(value_dim)}
+    warps = 4 if architecture() in FRUGAL_GPUS else 8
+    covariance_kernel[(batch * heads * pools,)](*tensors, *sizes, **blocks, num_warps=warps, num_stages=2)
 
 
 @triton.jit
 def key_covariance_kernel(
     K,  # [B, H, N, BD] group-major, zeros behind column D
-    V,  # [B, H, N, DV] strided, in the original order if GATHER
+    V,  # [B, H, N, DV] strided: group-major, or in the original order with SORTED
     ORDER,  # [B, H, N] int64
-    SORTED,  # [B, H, N, BDV] group-major, or any pointer
-    LOST,  # [B, H, DV] int32, zeros, or any pointer: channels that are not finite
+    SORTED,  # [B, H, N, BDV], or None: V group-major, written
+    LOST,  # [B, H, DV] int32, zeros, or None: channels of V that are not finite, written with SORTED
     FACTOR,  # [B, H, D, R] fp32
     CENTROIDS,  # [B, H, C, D] fp32
     OFFSETS,  # [B, H, C + 1] int64
     COVARIANCE,  # [B, H, >= C, R, DV]
     VARIANCE,  # [B, H, >= C, R]
-    MEANS,  # [B, H, C, DV] fp32 of the values, or any pointer
+    MEANS,  # [B, H, C, DV] fp32, or None: means of the values, written
     H,
     N,
     C,
     R,
     room,  # from one head of COVARIANCE and VARIANCE to the next
-    vb,
-    vh,
-    vn,
-    vd,
+    v_strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     BN: tl.constexpr,
     BD: tl.constexpr,
     BR: tl.constexpr,
     BDV: tl.constexpr,
-    GATHER: tl.constexpr,
-    MEAN: tl.constexpr,
 ):
+    """One program: one group. The same as `covariance_kernel` for the coordinates x = key @ factor, in one pass over
+    the keys; x lies around that of the group's centroid."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
     K += head * N * BD
-    V += head // H * vb + head % H * vh
+    V = head_start(V, v_strides, head, H)
     dims = tl.arange(0, BD)
     cols = tl.arange(0, BDV)
     ranks = tl.arange(0, BR)
@@ -160,10 +158,11 @@ def key_covariance_kernel(
     start = tl.load(OFFSETS + pid + head)
     size = (tl.load(OFFSETS + pid + head + 1) - start).to(tl.int32)
     K += start * BD
-    ORDER += head * N + start
-    SORTED += (head * N + start) * BDV
-    if not GATHER:
-        V += start * vn
+    if SORTED is None:
+        V += start * v_strides[2]
+    else:
+        ORDER += head * N + start
+        SORTED += (head * N + start) * BDV
     together = tl.zeros([BR, BDV], tl.float32)
     squares = tl.zeros([BR, BN], tl.float32)
     mean = tl.zeros([BDV], tl.float32)
@@ -171,14 +170,14 @@ def key_covariance_kernel(
         rows = first + tl.arange(0, BN)
         live = rows < size
         k = tl.load(K + rows[None, :] * BD + dims[:, None], mask=live[None, :], other=0.0)
-        source = tl.load(ORDER + rows, mask=live, other=0) if GATHER else rows
-        v_mask = live[:, None] & (cols < DV)[None, :]
-        v = tl.load(V + source[:, None] * vn + cols[None, :] * vd, mask=v_mask, other=0.0)
-        if GATHER:
+        source = rows if SORTED is None else tl.load(ORDER + rows, mask=live, other=0)
+        v = load_rows(V, v_strides, source, cols, live, DV)
+        if SORTED is not None:
             tl.store(SORTED + rows[:, None] * BDV + cols[None, :], v, mask=live[:, None])
             note_lost(v, live, LOST + head * DV, cols, DV)
-        if MEAN:
+        if MEANS is not None:
             mean += tl.sum(v.to(tl.float32), 0)
+        # coordinates off their mean, and what they add to both sums
         x = add_product(factor, k, tl.zeros([BR, BN], tl.float32), 3) - middle
         x = tl.where(live[None, :], x, 0.0)
         squares += x * x
@@ -187,14 +186,10 @@ def key_covariance_kernel(
     count = tl.maximum(size, 1).to(tl.float32)
     variance = tl.sum(squares, 1) / count
     variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)
-    place = head * room + pid % C
-    tl.store(VARIANCE + place * R + ranks, variance.to(VARIANCE.dtype.element_ty), mask=ranks < R)
     together /= count
     together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
-    at = (place * R + ranks)[:, None] * DV + cols[None, :]
-    mask = (ranks < R)[:, None] & (cols < DV)[None, :]
-    tl.store(COVARIANCE + at, together.to(COVARIANCE.dtype.element_ty), mask=mask)
-    if MEAN:
+    _store(COVARIANCE, VARIANCE, head * room + pid % C, together, variance, ranks, cols, R, DV)
+    if MEANS is not None:
         tl.store(MEANS + pid * DV + cols, mean / count, mask=cols < DV)
 
 
@@ -217,41 +212,25 @@ def key_covariance(
     With `keep` the values are those of the call, in their original order: their rows are put into keep[0]
     [B, Hkv, N, padded] group-major, and channels that are not finite marked in keep[1] [B, Hkv, Dv] int32."""
     offsets = kv.offsets
-    sorted_values, lost = keep if keep is not None else (values, values)
-    value_width = sorted_values.shape[-1]
+    sorted_values, lost = keep if keep is not None else (None, None)
+    value_width = values.shape[-1] if sorted_values is None else sorted_values.shape[-1]
     batch, heads, count, width = keys.shape
     groups, (dim, rank) = offsets.shape[-1] - 1, factor.shape[-2:]
     dtype = torch.float32 if keys.dtype == torch.float32 else torch.bfloat16
     covariance = torch.empty(batch, heads, groups + more, rank, value_dim, dtype=dtype, device=keys.device)
     variance = torch.empty(batch, heads, groups + more, rank, dtype=dtype, device=keys.device)
     if covariance.numel():
+        parts = (factor.float().contiguous(), centroids.float().contiguous(), offsets.contiguous())
+        tensors = (keys, values, kv.order.contiguous(), sorted_values, lost, *parts, covariance, variance, means)
+        sizes = (heads, count, groups, rank, groups + more, values.stride())
+        widest = max(width, value_width)
+        blocks = {"D": dim, "DV": value_dim, "BD": width, "BDV": value_width, "BR": padded(rank)}
         key_covariance_kernel[(batch * heads * groups,)](
-            keys,
-            values,
-            kv.order.contiguous(),
-            sorted_values,
-            lost,
-            factor.float().contiguous(),
-            centroids.float().contiguous(),
-            offsets.contiguous(),
-            covariance,
-            variance,
-            variance if means is None else means,
-            heads,
-            count,
-            groups,
-            rank,
-            groups + more,
-            *values.stride(),
-            D=dim,
-            DV=value_dim,
-            BN=32 if max(width, value_width) <= 128 else 16,
-            BD=width,
-            BR=padded(rank),
-            BDV=value_width,
-            GATHER=keep is not None,
-            MEAN=means is not None,
-            num_warps=8 if max(width, value_width) > 128 and keys.dtype == torch.float32 else 4,
+            *tensors,
+            *sizes,
+            **blocks,
+            BN=32 if widest <= 128 else 16,
+            num_warps=8 if widest > 128 and keys.dtype == torch.float32 else 4,
             num_stages=1 if width <= 64 and architecture() in FRUGAL_GPUS else 2,
         )
     return covariance, variance

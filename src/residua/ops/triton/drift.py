@@ -1,4 +1,4 @@
-"""Where every query row lies relative to its group's anchor, and how far its extra keys' log-weights bend.
+"""Where every query row lies relative to its group's anchor, and how far the log-weights of its summary keys bend.
 
 A pass of its own where the attention kernel has no registers left to find both itself.
 """
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import MAX_BEND, Drift, Partition
+from .device_functions import head_start, kv_head_of, load_matrix, load_rows
 from .shapes import cdiv, padded
 
 
@@ -25,42 +26,41 @@ def drift_kernel(
     Y,  # [B, H, NQ, R] fp32
     BEND,  # [B, H, NQ] fp32
     H,
-    shares,
+    heads_per_kv,
     NQ,
     CQ,
     R,
-    sb,
-    sh,
-    sn,
-    sd,
+    strides,
     tiles,
-    most,
+    max_bend,
     D: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     BR: tl.constexpr,
 ):
+    """One program: BN query rows of a head. Y = q @ basis - origin and BEND = min(sum(Y^2 curve), max_bend), with
+    the origin and the curve of each row's query group."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
     ranks = tl.arange(0, BR)
     live = rows < NQ
-    Q += head // H * sb + head % H * sh
-    BASIS += (head // H * (H // shares) + head % H // shares) * D * R
+    Q = head_start(Q, strides, head, H)
+    BASIS += kv_head_of(head, H, heads_per_kv) * D * R
+    # y = q @ basis, BK channels at a time
     y = tl.zeros([BN, BR], tl.float32)
     for start in range(0, D, BK):
         dims = start + tl.arange(0, BK)
-        q_mask = live[:, None] & (dims < D)[None, :]
-        q = tl.load(Q + rows[:, None] * sn + dims[None, :] * sd, mask=q_mask, other=0.0)
-        mask = (dims < D)[:, None] & (ranks < R)[None, :]
-        basis = tl.load(BASIS + dims[:, None] * R + ranks[None, :], mask=mask, other=0.0)
+        q = load_rows(Q, strides, rows, dims, live, D)
+        basis = load_matrix(BASIS, dims, ranks, D, R)
         y = tl.dot(q.to(tl.float32), basis, y, input_precision="tf32x3")
+    # origin and curve of the row's query group
     label = tl.load(LABELS + head * NQ + rows, mask=live, other=-1)
     own = (label >= 0)[:, None] & (ranks < R)[None, :]
     at = (head * CQ + label)[:, None] * R + ranks[None, :]
     y -= tl.load(ORIGIN + at, mask=own, other=0.0)
     bend = tl.sum(y * y * tl.load(CURVE + at, mask=own, other=0.0), 1)
-    tl.store(BEND + head * NQ + rows, tl.where(bend > most, most, bend), mask=live)  # NaN stays
+    tl.store(BEND + head * NQ + rows, tl.where(bend > max_bend, max_bend, bend), mask=live)  # NaN stays
     tl.store(Y + (head * NQ + rows)[:, None] * R + ranks[None, :], y, mask=live[:, None] & (ranks < R)[None, :])
 
 
@@ -73,25 +73,10 @@ def drift_rows(q: Tensor, drift: Drift, query: Partition) -> tuple[Tensor, Tenso
     bend = torch.empty(batch, heads, count, dtype=torch.float32, device=q.device)
     rows = 64
     tiles = cdiv(count, rows)
+    parts = (t.float().contiguous() for t in (drift.basis, drift.origin, drift.curve))
+    sizes = (heads, heads // kv_heads, count, query.groups, rank, q.stride(), tiles, MAX_BEND)
+    blocks = {"D": dim, "BN": rows, "BK": 32, "BR": padded(rank)}
     drift_kernel[(batch * heads * tiles,)](
-        q,
-        *(t.float().contiguous() for t in (drift.basis, drift.origin, drift.curve)),
-        query.labels.contiguous(),
-        y,
-        bend,
-        heads,
-        heads // kv_heads,
-        count,
-        query.groups,
-        rank,
-        *q.stride(),
-        tiles,
-        MAX_BEND,
-        D=dim,
-        BN=rows,
-        BK=32,
-        BR=padded(rank),
-        num_warps=4,
-        num_stages=2,
+        q, *parts, query.labels.contiguous(), y, bend, *sizes, **blocks, num_warps=4, num_stages=2
     )
     return y, bend

@@ -24,6 +24,8 @@ def join_kernel(
     BM: tl.constexpr,
     BD: tl.constexpr,
 ):
+    """One program: BM rows of OTHER and the rows of OUT that they belong to. Both are weighted by their share of
+    the joint softmax total."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
@@ -32,6 +34,7 @@ def join_kernel(
     there = tl.load(ORDER + head * N + here, mask=live, other=0)
     LSE += head * N + there
     OUT += (head * N + there)[:, None] * D + dims[None, :]
+    # weights relative to the larger log-sum-exp
     a = tl.load(LSE, mask=live, other=-float("inf"))
     b = tl.load(OTHER_LSE + head * N + here, mask=live, other=-float("inf"))
     top = tl.where((a > b) | (a != a), a, b)  # NaN stays
@@ -57,16 +60,5 @@ def join_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order:
         return
     rows = 32
     tiles = cdiv(count, rows)
-    join_kernel[(heads * tiles,)](
-        out,
-        lse,
-        other.contiguous(),
-        other_lse.contiguous(),
-        order.contiguous(),
-        count,
-        tiles,
-        D=dim,
-        BM=rows,
-        BD=padded(dim),
-        num_warps=4,
-    )
+    tensors = (out, lse, other.contiguous(), other_lse.contiguous(), order.contiguous())
+    join_kernel[(heads * tiles,)](*tensors, count, tiles, D=dim, BM=rows, BD=padded(dim))

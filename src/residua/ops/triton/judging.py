@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...types import MAX_BEND, Drift, SummaryKeys
-from .constants import WITH_DRIFT, WITHOUT_DRIFT
+from ...types import MAX_BEND, Choice, Drift, SummaryKeys
 from .shapes import cdiv, padded
 
 TINY = torch.finfo(torch.float32).tiny
+WITH_DRIFT, WITHOUT_DRIFT = tl.constexpr(int(Choice.WITH_DRIFT)), tl.constexpr(int(Choice.WITHOUT_DRIFT))
 
 
 @triton.jit

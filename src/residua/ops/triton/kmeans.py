@@ -14,15 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device_functions import finite_fp16
 from .segments import segment_means
 from .shapes import Tiles, cdiv, padded
 from .sort import sort_labels
-
-
-@triton.jit
-def only_finite(x):
-    x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
-    return tl.minimum(tl.maximum(x, -60000.0), 60000.0)
 
 
 @triton.jit
@@ -44,7 +39,7 @@ def centres_kernel(
     ids = pid % tiles * BC + tl.arange(0, BC)
     dims = tl.arange(0, BR)
     mask = (ids < C)[:, None] & (dims < R)[None, :]
-    c = only_finite(tl.load(CENTRES + (group * C + ids)[:, None] * R + dims[None, :], mask=mask, other=0.0))
+    c = finite_fp16(tl.load(CENTRES + (group * C + ids)[:, None] * R + dims[None, :], mask=mask, other=0.0))
     high = c.to(tl.float16)
     here = (ids < room)[:, None]
     at = (group * room + ids)[:, None] * BR + dims[None, :]
@@ -83,7 +78,7 @@ def assign_kernel(
     ids = tl.arange(0, BC)
     mask = (rows < N)[:, None] & (dims < R)[None, :]
     x = tl.load(X + (group * N + rows)[:, None] * R + dims[None, :], mask=mask, other=0.0)
-    x = only_finite(x.to(tl.float32))
+    x = finite_fp16(x.to(tl.float32))
     high = x.to(tl.float16)
     low = (x - high.to(tl.float32)).to(tl.float16)
     best = tl.full([BN, BC], float("inf"), tl.float32)

@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .constants import LN_2, LOG2_E
-from .parts import add_product
+from .device_functions import LN_2, LOG2_E, add_product, kv_head_of, load_matrix
 from .shapes import Tiles, cdiv, padded, precision
 
 GROUPS_PER_PROGRAM = 8  # K/V groups that one tile of anchors meets while it is at hand
@@ -22,7 +21,7 @@ def mass_kernel(
     OFFSETS,  # [B, Hkv, CK + 1] int64
     OUT,  # [B, H, CQ, CK] fp32
     H,
-    shares,
+    heads_per_kv,
     CQ,
     CK,
     NK,
@@ -36,17 +35,18 @@ def mass_kernel(
     SPAN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """One program: BM anchors of a query head and SPAN K/V groups. OUT = the natural log-sum-exp of each anchor's
+    scores with the keys of each group, -inf for a group without keys."""
     pid = tl.program_id(0)
     head = (pid // (tiles * spans)).to(tl.int64)
     span = pid // tiles % spans
     anchors = pid % tiles * BM + tl.arange(0, BM)
     dims = tl.arange(0, BD)
-    kv_head = head // H * (H // shares) + head % H // shares
+    kv_head = kv_head_of(head, H, heads_per_kv)
     K += kv_head * NK * BD
     OFFSETS += kv_head * (CK + 1)
     ANCHORS += head * CQ * D
-    mask = (anchors < CQ)[:, None] & (dims < D)[None, :]
-    a = tl.load(ANCHORS + anchors[:, None] * D + dims[None, :], mask=mask, other=0.0)
+    a = load_matrix(ANCHORS, anchors, dims, CQ, D)
     # a tile is near its base: offsets inside it fit in 32 bits, the base needs 64
     offsets = tl.arange(0, BN)
     k_tile = offsets[None, :] * BD + dims[:, None]
@@ -61,6 +61,7 @@ def mass_kernel(
             k = tl.load(base + (first - start) * BD + k_tile, mask=live[None, :], other=0.0)
             scores = add_product(a, k, tl.zeros([BM, BN], tl.float32), 2, PRECISION) * scale
             scores = tl.where(live[None, :], scores, -float("inf"))
+            # online log-sum-exp: the new maximum, the old total rescaled to it
             new_top = tl.maximum(top, tl.max(scores, 1))
             safe = tl.where(new_top == -float("inf"), 0.0, new_top)
             total = total * tl.exp2(top - safe) + tl.sum(tl.exp2(scores - safe[:, None]), 1)
@@ -88,26 +89,10 @@ def cell_mass(anchors: Tensor, keys: Tensor, offsets: Tensor, scale: float) -> T
         return out
     size = tiles_for(width, keys.dtype)
     tiles, spans = cdiv(cq, size.rows), cdiv(groups, GROUPS_PER_PROGRAM)
+    tensors = (anchors.float().contiguous(), keys, offsets.contiguous(), out)
+    sizes = (heads, heads // kv_heads, cq, groups, count, tiles, spans, scale * LOG2_E.value)
+    blocks = {"D": dim, "BM": size.rows, "BN": size.keys, "BD": padded(dim), "SPAN": GROUPS_PER_PROGRAM}
     mass_kernel[(batch * heads * tiles * spans,)](
-        anchors.float().contiguous(),
-        keys,
-        offsets.contiguous(),
-        out,
-        heads,
-        heads // kv_heads,
-        cq,
-        groups,
-        count,
-        tiles,
-        spans,
-        scale * LOG2_E.value,
-        D=dim,
-        BM=size.rows,
-        BN=size.keys,
-        BD=padded(dim),
-        SPAN=GROUPS_PER_PROGRAM,
-        PRECISION=precision(keys.dtype, width),
-        num_warps=size.warps,
-        num_stages=size.stages,
+        *tensors, *sizes, **blocks, PRECISION=precision(keys.dtype, width), **size.options
     )
     return out

@@ -1,4 +1,4 @@
-"""Second moments of sampled rows: one program per head and half of the result."""
+"""Second moments of sampled rows, in fp32."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .shapes import padded
+from .device_functions import head_start, load_rows
+from .shapes import as_bytes, padded
 
 MAX_DIM = 128
 
@@ -16,38 +17,37 @@ MAX_DIM = 128
 @triton.jit
 def moment_kernel(
     X,  # [B, H, M, D] strided
-    COUNTED,  # [B, H, M] uint8, or any pointer
+    COUNTED,  # [B, H, M] uint8, or None: which rows count
     OUT,  # [B, H, D, D] fp64
     H,
     M,
-    sb,
-    sh,
-    sn,
-    sd,
+    strides,
     D: tl.constexpr,
     BM: tl.constexpr,
     BD: tl.constexpr,
-    HAS_COUNTED: tl.constexpr,
     CENTRED: tl.constexpr,
 ):
+    """One program: one head. OUT = the mean of x^T x over the rows that count, x off their mean if CENTRED."""
     head = tl.program_id(0).to(tl.int64)
-    X += head // H * sb + head % H * sh
+    X = head_start(X, strides, head, H)
     dims = tl.arange(0, BD)
     mean = tl.zeros([BD], tl.float32)
     count = tl.zeros([], tl.float32)
+    # the mean of the rows
     if CENTRED:
         sums = tl.zeros([BM, BD], tl.float32)
         for first in tl.range(0, M, BM, num_stages=1):
             rows = first + tl.arange(0, BM)
-            x, taken = _rows(X, COUNTED, head, rows, dims, M, sn, sd, D, HAS_COUNTED)
+            x, taken = _rows(X, COUNTED, strides, head, rows, dims, M, D)
             sums += x
             count += tl.sum(taken.to(tl.float32), 0)
         mean = tl.sum(sums, 0) / tl.maximum(count, 1.0)
         count = tl.zeros([], tl.float32)
+    # the sum of products, BM rows at a time
     acc = tl.zeros([BD, BD], tl.float32)
     for first in tl.range(0, M, BM, num_stages=1):
         rows = first + tl.arange(0, BM)
-        x, taken = _rows(X, COUNTED, head, rows, dims, M, sn, sd, D, HAS_COUNTED)
+        x, taken = _rows(X, COUNTED, strides, head, rows, dims, M, D)
         if CENTRED:
             x = tl.where(taken[:, None] & (dims < D)[None, :], x - mean[None, :], 0.0)
         elif X.dtype.element_ty != tl.float32:
@@ -60,13 +60,12 @@ def moment_kernel(
 
 
 @triton.jit
-def _rows(X, COUNTED, head, rows, dims, M, sn, sd, D: tl.constexpr, HAS_COUNTED: tl.constexpr):
+def _rows(X, COUNTED, strides, head, rows, dims, M, D: tl.constexpr):
     """Rows in fp32, zeros where a row is not counted or not finite, and which rows are."""
-    mask = (rows < M)[:, None] & (dims < D)[None, :]
     at = rows.to(tl.int64)
-    x = tl.load(X + at[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0).to(tl.float32)
+    x = load_rows(X, strides, at, dims, rows < M, D).to(tl.float32)
     taken = (tl.max((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, 1) == 0) & (rows < M)
-    if HAS_COUNTED:
+    if COUNTED is not None:
         taken = taken & (tl.load(COUNTED + head * M + at, mask=rows < M, other=0) != 0)
     return tl.where(taken[:, None], x, 0.0), taken
 
@@ -76,19 +75,7 @@ def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
     batch, heads, rows, dim = x.shape
     out = torch.empty(batch, heads, dim, dim, dtype=torch.float64, device=x.device)
     if out.numel():
-        moment_kernel[(batch * heads,)](
-            x,
-            x if counted is None else counted.contiguous().view(torch.uint8),
-            out,
-            heads,
-            rows,
-            *x.stride(),
-            D=dim,
-            BM=16,
-            BD=padded(dim),
-            HAS_COUNTED=counted is not None,
-            CENTRED=centred,
-            num_warps=8,
-            num_stages=1,
-        )
+        sizes = (heads, rows, x.stride())
+        blocks = {"D": dim, "BM": 16, "BD": padded(dim), "CENTRED": centred}
+        moment_kernel[(batch * heads,)](x, as_bytes(counted), out, *sizes, **blocks, num_warps=8, num_stages=1)
     return out

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .broken import note_lost
+from .device_functions import head_start, load_rows
+from .nonfinite import note_lost
 from .shapes import cdiv, padded
 
 
@@ -17,32 +18,27 @@ def permute_kernel(
     X,  # [B, H, N, D] strided
     ORDER,  # [B, H, M] int64
     OUT,  # [B, H, M, DO]
-    LOST,  # [B, H, D] int32, zeros, or any pointer: channels that are not finite
-    OFFSETS,  # [B, H, C + 1] int64, or any pointer: only rows before the last of them are looked at
+    LOST,  # [B, H, D] int32, zeros, or None: channels that are not finite
+    OFFSETS,  # [B, H, C + 1] int64, or None: only rows before the last of them are looked at
     C,
     H,
     M,
-    sb,
-    sh,
-    sn,
-    sd,
+    strides,
     tiles,
     D: tl.constexpr,
     DO: tl.constexpr,  # columns of a row of OUT; those past D are 0
     BM: tl.constexpr,
     BD: tl.constexpr,
-    NOTE: tl.constexpr,
 ):
+    """One program: BM rows of OUT, OUT[m] = X[ORDER[m]]. Marks in LOST which channels are not finite."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
     dims = tl.arange(0, BD)
     source = tl.load(ORDER + head * M + here, mask=here < M, other=0)
-    mask = (here < M)[:, None] & (dims < D)[None, :]
-    X += head // H * sb + head % H * sh
     OUT += head * M * DO
-    x = tl.load(X + source[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
-    if NOTE:
+    x = load_rows(head_start(X, strides, head, H), strides, source, dims, here < M, D)
+    if LOST is not None:
         note_lost(x, here < tl.load(OFFSETS + head * (C + 1) + C), LOST + head * D, dims, D)
     tl.store(OUT + here[:, None] * DO + dims[None, :], x, mask=(here < M)[:, None] & (dims < DO)[None, :])
 
@@ -74,22 +70,8 @@ def _launch(x: Tensor, order: Tensor, out: Tensor, lost: Tensor | None = None, o
     batch, heads, count = order.shape
     rows = 32
     tiles = cdiv(count, rows)
-    permute_kernel[(batch * heads * tiles,)](
-        x,
-        order.contiguous(),
-        out,
-        out if lost is None else lost,
-        order if offsets is None else offsets.contiguous(),
-        0 if offsets is None else offsets.shape[-1] - 1,
-        heads,
-        count,
-        *x.stride(),
-        tiles,
-        D=x.shape[-1],
-        DO=out.shape[-1],
-        BM=rows,
-        BD=padded(out.shape[-1]),
-        NOTE=lost is not None,
-        num_warps=4,
-    )
+    tensors = (x, order.contiguous(), out, lost, None if offsets is None else offsets.contiguous())
+    sizes = (0 if offsets is None else offsets.shape[-1] - 1, heads, count, x.stride(), tiles)
+    blocks = {"D": x.shape[-1], "DO": out.shape[-1], "BM": rows, "BD": padded(out.shape[-1])}
+    permute_kernel[(batch * heads * tiles,)](*tensors, *sizes, **blocks)
     return out

@@ -1,4 +1,4 @@
-"""Response coordinates: rows times a factor, each row divided by its RMS, in one pass over the rows."""
+"""Products of all rows with a small matrix: response coordinates, and the probe fit's low-rank correction."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..constants import MIN_RMS
-from .kmeans import only_finite
+from .device_functions import finite_fp16, head_start, load_matrix, load_rows, store_rows
 from .shapes import FRUGAL_GPUS, architecture, cdiv, padded
 
 
@@ -21,10 +21,7 @@ def project_kernel(
     H,
     N,
     R,
-    sb,
-    sh,
-    sn,
-    sd,
+    strides,
     tiles,
     columns,  # D, as a number that the compiler does not know: it would unroll the loop, and spill
     floor,
@@ -34,19 +31,19 @@ def project_kernel(
     BR: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):
+    """One program: Y = X @ W for BN rows of a head, each divided by its root mean square if NORMALISE."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
     cols = tl.arange(0, BR)
-    X += head // H * sb + head % H * sh
+    X = head_start(X, strides, head, H)
     W += head * D * R
+    # y = x @ w, BK columns of x at a time
     y = tl.zeros([BN, BR], tl.float32)
     for start in range(0, columns, BK):
         dims = start + tl.arange(0, BK)
-        x = tl.load(
-            X + rows[:, None] * sn + dims[None, :] * sd, mask=(rows < N)[:, None] & (dims < D)[None, :], other=0.0
-        )
-        w = tl.load(W + dims[:, None] * R + cols[None, :], mask=(dims < D)[:, None] & (cols < R)[None, :], other=0.0)
+        x = load_rows(X, strides, rows, dims, rows < N, D)
+        w = load_matrix(W, dims, cols, D, R)
         if x.dtype == tl.float32:
             y = tl.dot(x, w, y, input_precision="tf32x3")
         else:
@@ -54,15 +51,13 @@ def project_kernel(
                 part = w.to(x.dtype)
                 y = tl.dot(x, part, y)
                 w -= part.to(tl.float32)
+    # y / max(rms(y), floor)
     if NORMALISE:
         rms = tl.sqrt(tl.sum(y * y, 1) / R)
         y /= tl.maximum(rms, floor)[:, None]
     if Y.dtype.element_ty == tl.float16:
-        y = only_finite(y)
-    Y += head * N * R
-    tl.store(
-        Y + rows[:, None] * R + cols[None, :], y.to(Y.dtype.element_ty), mask=(rows < N)[:, None] & (cols < R)[None, :]
-    )
+        y = finite_fp16(y)
+    store_rows(Y + head * N * R, rows, cols, y, rows < N, R)
 
 
 def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -74,23 +69,75 @@ def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = tor
         return out
     rows = 64
     tiles = cdiv(count, rows)
+    sizes = (heads, count, rank, x.stride(), tiles, dim, MIN_RMS)
+    blocks = {"D": dim, "BN": rows, "BK": 32, "BR": padded(rank), "NORMALISE": normalise}
+    warps, stages = (4 if rank <= 64 else 8), (1 if rank > 64 and architecture() in FRUGAL_GPUS else 2)
     project_kernel[(batch * heads * tiles,)](
-        x,
-        factor.float().contiguous(),
-        out,
-        heads,
-        count,
-        rank,
-        *x.stride(),
-        tiles,
-        dim,
-        MIN_RMS,
-        D=dim,
-        BN=rows,
-        BK=32,
-        BR=padded(rank),
-        NORMALISE=normalise,
-        num_warps=4 if rank <= 64 else 8,
-        num_stages=1 if rank > 64 and architecture() in FRUGAL_GPUS else 2,
+from ..constants import MIN_RMS
+from .device_functions import finite_fp16, head_start, load_matrix, load_rows, store_rows
     )
     return out
+
+
+@triton.jit
+def affine_kernel(
+    X,  # [B, H, N, D] fp32 strided
+    LEFT,  # [B, H, D, R] fp32
+    RIGHT,  # [B, H, R, D] fp32
+    BIAS,  # [B, H, D] fp32
+    OUT,  # [B, H, N, D] contiguous
+    H,
+    N,
+    R,
+    strides,
+    tiles,
+    D: tl.constexpr,
+    BN: tl.constexpr,
+    BD: tl.constexpr,
+    BR: tl.constexpr,
+):
+    """One program: OUT = X + X @ LEFT @ RIGHT + BIAS for BN rows of a head, BD columns at a time."""
+    pid = tl.program_id(0)
+    head = (pid // tiles).to(tl.int64)
+    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+    cols = tl.arange(0, BR)
+    X = head_start(X, strides, head, H)
+    LEFT += head * D * R
+    RIGHT += head * D * R
+    OUT += head * N * D
+    # low = x @ left  # [BN, R]
+    low = tl.zeros([BN, BR], tl.float32)
+    for start in range(0, D, BD):
+        dims = start + tl.arange(0, BD)
+        x = load_rows(X, strides, rows, dims, rows < N, D)
+        left = load_matrix(LEFT, dims, cols, D, R)
+        low = tl.dot(x, left, low, input_precision="tf32x3")
+    # y = x + bias + low @ right
+    for start in range(0, D, BD):
+        dims = start + tl.arange(0, BD)
+        x = load_rows(X, strides, rows, dims, rows < N, D)  # still in the cache
+        right = load_matrix(RIGHT, cols, dims, R, D)
+        bias = tl.load(BIAS + head * D + dims, mask=dims < D, other=0.0)
+        y = tl.dot(low, right, x + bias[None, :], input_precision="tf32x3")
+        store_rows(OUT, rows, dims, y, rows < N, D)
+
+
+def add_affine(out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """`out + out @ left @ right + bias` as `dtype`.
+
+    out [B, H, N, Dv] fp32, left [B, H, Dv, R], right [B, H, R, Dv], bias [B, H, Dv]
+    """
+    batch, heads, count, dim = out.shape
+    rank = left.shape[-1]
+    # every program reads what it overwrites first, so fp32 can stay in place
+    in_place = out.dtype == dtype and out.is_contiguous()
+    result = out if in_place else torch.empty(out.shape, dtype=dtype, device=out.device)
+    if result.numel() == 0:
+        return result
+    rows = 64
+    tiles = cdiv(count, rows)
+    tensors = (out, *(t.float().contiguous() for t in (left, right, bias)), result)
+    sizes = (heads, count, rank, out.stride(), tiles)
+    blocks = {"D": dim, "BN": rows, "BD": 64 if dim > 32 else 32, "BR": padded(rank)}
+    affine_kernel[(batch * heads * tiles,)](*tensors, *sizes, **blocks, num_warps=4, num_stages=2)
+    return result

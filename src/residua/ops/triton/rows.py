@@ -1,5 +1,8 @@
-"""Exact attention of a few rows over all keys. The keys are split so that 64 rows still fill the GPU; the
-parts are merged in a fixed order, so repeats are bit-identical."""
+"""Exact attention of a few rows over all keys, and, if asked for, over the keys that each row keeps: one pass for both.
+
+The keys are split so that 64 rows still fill the GPU; the parts are merged in a fixed order, so repeats are
+bit-identical.
+"""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -9,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .constants import LN_2, LOG2_E
-from .shapes import WARP_GROUP_GPUS, Tiles, architecture, cdiv, padded, positive_scale, precision, processors
-from .softmax import fold
+from ...types import Partition
+from .device_functions import LN_2, LOG2_E, attend_tile, head_start, load_rows
+from .shapes import WARP_GROUP_GPUS, Tiles, architecture, as_bytes, cdiv, padded, positive_scale, precision, processors
 
 PROGRAMS_PER_PROCESSOR = 4
 MIN_KEY_TILES = 4  # below this a part costs more to merge than it saves
@@ -22,68 +25,87 @@ def rows_kernel(
     Q,  # [B, H, M, D] strided
     K,  # [B, Hkv, NK, D] strided
     V,  # [B, Hkv, NK, DV] strided
-    KEY_MASK,  # [B, NK] uint8, or any pointer
-    ACC,  # [B, H, parts, M, DV] fp32
-    TOP,  # [B, H, parts, M] fp32
-    TOTAL,  # [B, H, parts, M] fp32
+    KEY_MASK,  # [B, NK] uint8, or None
+    LABELS,  # [B, Hkv, NK] int64, or None: the group of every key
+    KEPT,  # [B, H, M, CK] uint8, or None: the groups that each row keeps
+    ACC,  # [1 or 2, B, H, parts, M, DV] fp32: over all keys, over the kept ones
+    TOP,  # [1 or 2, B, H, parts, M] fp32
+    TOTAL,  # [1 or 2, B, H, parts, M] fp32
     H,
-    shares,
+    heads_per_kv,
     M,
     NK,
+    CK,
     parts,
     span,
     tiles,
-    qb,
-    qh,
-    qn,
-    qd,
-    kb,
-    kh,
-    kn,
-    kd,
-    vb,
-    vh,
-    vn,
-    vd,
-    scale,  # times log2(e)
+    other,  # B * H * parts * M: where the sums over the kept keys begin
+    q_strides,
+    k_strides,
+    v_strides,
+    scale,  # times log2(e), above 0
     D: tl.constexpr,
     DV: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
-    MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """One program: BM rows of a head over one part of the keys, `span` of them. Writes the maximum, the total and the
+    weighted values of its online softmax; with KEPT those over the kept keys as well."""
     pid = tl.program_id(0)
     head = (pid // (tiles * parts)).to(tl.int64)
     part = pid // tiles % parts
     rows = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
     batch = head // H
-    kv_head = head % H // shares
+    kv_head = head % H // heads_per_kv
     dims = tl.arange(0, BD)
     cols = tl.arange(0, BDV)
-    Q += batch * qb + head % H * qh
-    K += batch * kb + kv_head * kh
-    V += batch * vb + kv_head * vh
-    q = tl.load(Q + rows[:, None] * qn + dims[None, :] * qd, mask=(rows < M)[:, None] & (dims < D)[None, :], other=0.0)
+    K += batch * k_strides[0] + kv_head * k_strides[1]
+    V += batch * v_strides[0] + kv_head * v_strides[1]
+    q = load_rows(head_start(Q, q_strides, head, H), q_strides, rows, dims, rows < M, D)
     top = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BDV], tl.float32)
+    if KEPT is not None:
+        LABELS += (batch * (H // heads_per_kv) + kv_head) * NK
+        KEPT += (head * M + rows) * CK
+        kept_top = tl.full([BM], -float("inf"), tl.float32)
+        kept_total = tl.zeros([BM], tl.float32)
+        kept_acc = tl.zeros([BM, BDV], tl.float32)
     for first in range(part * span, tl.minimum(part * span + span, NK), BN):
         keys = (first + tl.arange(0, BN)).to(tl.int64)
         live = keys < NK
-        if MASKED:
+        # which rows keep which keys
+        if KEPT is not None:
+            label = tl.load(LABELS + keys, mask=live, other=-1)
+            seen = (rows < M)[:, None] & (label >= 0)[None, :]
+            seen = tl.load(KEPT[:, None] + label[None, :], mask=seen, other=0) != 0
+        if KEY_MASK is not None:
             live = live & (tl.load(KEY_MASK + batch * NK + keys, mask=live, other=0) != 0)
-        k = tl.load(K + keys[None, :] * kn + dims[:, None] * kd, mask=live[None, :] & (dims < D)[:, None], other=0.0)
-        v = tl.load(V + keys[:, None] * vn + cols[None, :] * vd, mask=live[:, None] & (cols < DV)[None, :], other=0.0)
-        scores = tl.dot(q, k, input_precision=PRECISION)
-        scores = tl.where(live[None, :], scores, -float("inf"))
-        top, total, acc = fold(scores, scale, v, top, total, acc, PRECISION)
+        # load and score
+        at = K + keys[None, :] * k_strides[2] + dims[:, None] * k_strides[3]
+        k = tl.load(at, mask=live[None, :] & (dims < D)[:, None], other=0.0)
+        v = load_rows(V, v_strides, keys, cols, live, DV)
+        scores = tl.where(live[None, :], tl.dot(q, k, input_precision=PRECISION), -float("inf"))
+        # online softmax and weighted values, over all keys and over the kept ones
+        top, total, acc = attend_tile(scores, scale, v, top, total, acc, PRECISION)
+        if KEPT is not None:
+            # what no row keeps must not reach it as 0 * NaN
+            v = tl.where((tl.max(seen.to(tl.int32), 0) > 0)[:, None], v, 0.0)
+            scores = tl.where(seen, scores, -float("inf"))
+            kept_top, kept_total, kept_acc = attend_tile(scores, scale, v, kept_top, kept_total, kept_acc, PRECISION)
     at = (head * parts + part) * M + rows
-    tl.store(ACC + at[:, None] * DV + cols[None, :], acc, mask=(rows < M)[:, None] & (cols < DV)[None, :])
+    mask = (rows < M)[:, None] & (cols < DV)[None, :]
+    tl.store(ACC + at[:, None] * DV + cols[None, :], acc, mask=mask)
     tl.store(TOP + at, top, mask=rows < M)
     tl.store(TOTAL + at, total, mask=rows < M)
+    if KEPT is not None:
+        at += other
+        tl.store(ACC + at[:, None] * DV + cols[None, :], kept_acc, mask=mask)
+        tl.store(TOP + at, kept_top, mask=rows < M)
+        tl.store(TOTAL + at, kept_total, mask=rows < M)
 
 
 @triton.jit
@@ -98,6 +120,7 @@ def merge_kernel(
     DV: tl.constexpr,
     BDV: tl.constexpr,
 ):
+    """One program: one row of a head. OUT and its natural LSE over all parts of the keys, in their order."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid // M
     cols = tl.arange(0, BDV)
@@ -106,12 +129,13 @@ def merge_kernel(
     acc = tl.zeros([BDV], tl.float32)
     for part in range(0, parts):
         at = (head * parts + part) * M + pid % M
+        # both sums rescaled to the larger maximum
         new_top = tl.maximum(top, tl.load(TOP + at))
         safe = tl.where(new_top == -float("inf"), 0.0, new_top)
-        fade = tl.exp2(top - safe)
+        rescale = tl.exp2(top - safe)
         weight = tl.exp2(tl.load(TOP + at) - safe)
-        total = total * fade + tl.load(TOTAL + at) * weight
-        acc = acc * fade + tl.load(ACC + at * DV + cols, mask=cols < DV, other=0.0) * weight
+        total = total * rescale + tl.load(TOTAL + at) * weight
+        acc = acc * rescale + tl.load(ACC + at * DV + cols, mask=cols < DV, other=0.0) * weight
         top = new_top
     # a row whose keys are all padding is 0, its log-sum-exp -inf
     tl.store(OUT + pid * DV + cols, acc / tl.where(total == 0.0, 1.0, total), mask=cols < DV)
@@ -133,6 +157,15 @@ def tiles_for(width: int, dtype: torch.dtype, many: bool, ragged: bool) -> Tiles
     return Tiles(128, 64, 8, 2) if many else Tiles(64, 32, 4, 2)
 
 
+def split_tiles_for(width: int, dtype: torch.dtype, ragged: bool) -> Tiles:
+    """The same for two sums: they take twice the registers of one, and rows that end inside a block of 16 columns
+    are addressed column by column."""
+    if dtype == torch.float32:
+        return Tiles(32 if width <= 64 else 16, 16, 8, 2 if width <= 128 else 1)
+    rows = 32 if ragged or architecture() >= 120 else 64
+    return Tiles(rows, 32, 8, 2) if width <= 128 else Tiles(32, 16, 8, 2)
+
+
 def split_keys(programs: int, keys: int, tile_keys: int, processors_: int) -> tuple[int, int]:
     """Parts and keys per part: enough programs for every processor, no part too short to be worth it."""
     tiles = cdiv(keys, tile_keys)
@@ -143,62 +176,56 @@ def split_keys(programs: int, keys: int, tile_keys: int, processors_: int) -> tu
 
 def attend_rows(rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
     """rows [B, H, M, D], k/v [B, Hkv, Nk, .], key_mask [B, Nk] bool -> [B, H, M, Dv] fp32"""
+    return _attend(rows, k, v, None, None, key_mask, scale)[0][0]
+
+
+def split_rows(
+    rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """rows [B, H, M, D], kept [B, H, M, Ck] bool -> exact and kept outputs [B, H, M, Dv], log-sum-exp of the
+    kept keys [B, H, M], all fp32"""
+    out, lse = _attend(rows, k, v, kv, kept, key_mask, scale)
+    return out[0], out[1], lse[1]
+
+
+def _attend(
+    rows: Tensor, k: Tensor, v: Tensor, kv: Partition | None, kept: Tensor | None, key_mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """-> outputs [1 or 2, B, H, M, Dv] and log-sum-exp [1 or 2, B, H, M], over all keys and over the kept ones"""
     batch, heads, count, dim = rows.shape
     keys, value_dim = k.shape[2], v.shape[-1]
-    out = torch.empty(batch, heads, count, value_dim, dtype=torch.float32, device=rows.device)
-    if out.numel() == 0 or keys == 0:
-        return out.zero_()
-    width = max(padded(dim), padded(value_dim))
-    size = tiles_for(width, rows.dtype, count > 64, (dim % 16 or value_dim % 16) > 0)
-    tiles = cdiv(count, size.rows)
+    width, ragged = max(padded(dim), padded(value_dim)), (dim % 16 or value_dim % 16) > 0
+    sums = 1 if kept is None else 2
+    size = tiles_for(width, rows.dtype, count > 64, ragged) if sums == 1 else split_tiles_for(width, rows.dtype, ragged)
+    tiles = cdiv(max(1, count), size.rows)
     parts, span = split_keys(batch * heads * tiles, keys, size.keys, processors(rows))
-    acc = torch.empty(batch, heads, parts, count, value_dim, dtype=torch.float32, device=rows.device)
-    top = torch.empty(batch, heads, parts, count, dtype=torch.float32, device=rows.device)
+    acc = torch.empty(sums, batch, heads, parts, count, value_dim, dtype=torch.float32, device=rows.device)
+    top = torch.empty(sums, batch, heads, parts, count, dtype=torch.float32, device=rows.device)
     total = torch.empty_like(top)
-    rows, scale = positive_scale(rows, scale)
-    rows_kernel[(batch * heads * parts * tiles,)](
-        rows,
-        k,
-        v,
-        rows if key_mask is None else key_mask.contiguous().view(torch.uint8),
-        acc,
-        top,
-        total,
-        heads,
-        heads // k.shape[1],
-        count,
-        keys,
-        parts,
-        span,
-        tiles,
-        *rows.stride(),
-        *k.stride(),
-        *v.stride(),
-        scale * LOG2_E.value,
-        D=dim,
-        DV=value_dim,
-        BM=size.rows,
-        BN=size.keys,
-        BD=padded(dim),
-        BDV=padded(value_dim),
-        MASKED=key_mask is not None,
-        PRECISION=precision(rows.dtype, width),
-        num_warps=size.warps,
-        num_stages=size.stages,
-    )
-    return merge_parts(acc, top, total)[0]
-
-
-def merge_parts(acc: Tensor, top: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Joins the sums over parts of the keys, in their order.
-
-    acc [B, H, parts, M, Dv], top and total [B, H, parts, M] -> out [B, H, M, Dv], log-sum-exp [B, H, M]
-    """
-    batch, heads, parts, count, value_dim = acc.shape
-    out = torch.empty(batch, heads, count, value_dim, dtype=torch.float32, device=acc.device)
-    lse = torch.empty(batch, heads, count, dtype=torch.float32, device=acc.device)
-    if lse.numel():
-        merge_kernel[(batch * heads * count,)](
-            acc, top, total, out, lse, count, parts, DV=value_dim, BDV=padded(value_dim), num_warps=1
+    if acc.numel() and keys:
+        rows, scale = positive_scale(rows, scale)
+        labels = None if kv is None else kv.labels.contiguous()
+        tensors = (rows, k, v, as_bytes(key_mask), labels, as_bytes(kept), acc, top, total)
+        groups, kept_start = (0 if kv is None else kv.groups), batch * heads * parts * count
+        sizes = (heads, heads // k.shape[1], count, keys, groups, parts, span, tiles, kept_start)
+        strides = (rows.stride(), k.stride(), v.stride())
+        blocks = {
+            "D": dim,
+            "DV": value_dim,
+            "BM": size.rows,
+            "BN": size.keys,
+            "BD": padded(dim),
+            "BDV": padded(value_dim),
+        }
+        kind = {"PRECISION": precision(rows.dtype, width), **size.options}
+        rows_kernel[(batch * heads * parts * tiles,)](
+            *tensors, *sizes, *strides, scale * LOG2_E.value, **blocks, **kind
+        )
+    out = torch.empty(sums, batch, heads, count, value_dim, dtype=torch.float32, device=rows.device)
+    lse = torch.empty(sums, batch, heads, count, dtype=torch.float32, device=rows.device)
+    if out.numel():
+        sizes = (count, parts)
+        merge_kernel[(lse.numel(),)](
+            acc, top, total, out, lse, *sizes, DV=value_dim, BDV=padded(value_dim), num_warps=1
         )
     return out, lse

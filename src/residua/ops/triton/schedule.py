@@ -18,8 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Route
-from .constants import SPLIT_BITS
 from .shapes import cdiv, padded
+
+SPLIT_BITS = tl.constexpr(8)  # of each number in the word of a cut tile
+SPLIT_MASK = tl.constexpr((1 << 8) - 1)
 
 
 @dataclass(frozen=True)

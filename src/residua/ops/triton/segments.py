@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device_functions import group_ends, head_start, load_rows
 from .shapes import padded
 
 
@@ -16,36 +17,30 @@ def segment_mean_kernel(
     X,  # [B, H, N, D] strided
     ORDER,  # [B, H, N] int64
     OFFSETS,  # [B, H, C + 1] int64
-    SPARE,  # [B, H, C, D] fp32: the mean of an empty group, or any pointer
+    SPARE,  # [B, H, C, D] fp32: the mean of an empty group, or None: 0
     OUT,  # [B, H, C, D] fp32
-    SORTED,  # [B, H, N, BD] like X, or any pointer
+    SORTED,  # [B, H, N, BD] like X, or None: the rows in group order, zeros behind column D
     H,
     N,
     C,
-    sb,
-    sh,
-    sn,
-    sd,
+    strides,
     D: tl.constexpr,
     BN: tl.constexpr,
     BD: tl.constexpr,
-    HAS_SPARE: tl.constexpr,
     FINITE: tl.constexpr,  # what is not counts as 0
-    KEEP: tl.constexpr,  # whether the rows are stored in group order, with zeros behind column D
 ):
+    """One program: one group. OUT = the mean of its rows, summed BN at a time in the order of the partition."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
     dims = tl.arange(0, BD)
-    X += head // H * sb + head % H * sh
-    start = tl.load(OFFSETS + pid + head).to(tl.int32)  # a row of offsets has C + 1 entries
-    stop = tl.load(OFFSETS + pid + head + 1).to(tl.int32)
+    X = head_start(X, strides, head, H)
+    start, stop = group_ends(OFFSETS, pid, head)
     acc = tl.zeros([BN, BD], tl.float32)
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
         rows = tl.load(ORDER + head * N + index, mask=index < stop, other=0)
-        mask = (index < stop)[:, None] & (dims < D)[None, :]
-        x = tl.load(X + rows[:, None] * sn + dims[None, :] * sd, mask=mask, other=0.0)
-        if KEEP:
+        x = load_rows(X, strides, rows, dims, index < stop, D)
+        if SORTED is not None:
             at = (head * N + index)[:, None] * BD + dims[None, :]
             tl.store(SORTED + at, x, mask=(index < stop)[:, None])
         x = x.to(tl.float32)
@@ -54,7 +49,7 @@ def segment_mean_kernel(
         acc += x
     count = stop - start
     mean = tl.sum(acc, 0) / tl.maximum(count, 1).to(tl.float32)
-    if HAS_SPARE:
+    if SPARE is not None:
         mean = tl.where(count > 0, mean, tl.load(SPARE + pid * D + dims, mask=dims < D, other=0.0))
     tl.store(OUT + pid * D + dims, mean, mask=dims < D)
 
@@ -78,24 +73,9 @@ def segment_means(
     out = torch.empty(batch, heads, groups, dim, dtype=torch.float32, device=x.device)
     if out.numel() == 0:
         return out
-    segment_mean_kernel[(batch * heads * groups,)](
-        x,
-        order.contiguous(),
-        offsets.contiguous(),
-        out if spare is None else spare.contiguous(),
-        out,
-        out if keep is None else keep,
-        heads,
-        count,
-        groups,
-        *x.stride(),
-        D=dim,
-        BN=32,
-        BD=padded(dim),
-        HAS_SPARE=spare is not None,
-        FINITE=finite,
-        KEEP=keep is not None,
-        num_warps=4,
-        num_stages=2,
-    )
+    spare = None if spare is None else spare.contiguous()
+    tensors = (x, order.contiguous(), offsets.contiguous(), spare, out, keep)
+    sizes = (heads, count, groups, x.stride())
+    blocks = {"D": dim, "BN": 32, "BD": padded(dim), "FINITE": finite}
+    segment_mean_kernel[(batch * heads * groups,)](*tensors, *sizes, **blocks, num_warps=4, num_stages=2)
     return out

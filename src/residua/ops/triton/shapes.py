@@ -33,6 +33,11 @@ class Tiles:
     warps: int
     stages: int
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Warps and stages, as a launch takes them."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
 
 def cdiv(value: int, step: int) -> int:
     return -(-value // step)
@@ -41,6 +46,11 @@ def cdiv(value: int, step: int) -> int:
 def padded(dim: int) -> int:
     """The power of two that a tile uses for `dim` columns; a tensor core wants at least 16."""
     return max(16, 1 << (dim - 1).bit_length())
+
+
+def as_bytes(mask: Tensor | None) -> Tensor | None:
+    """A bool mask as a kernel reads it: contiguous, one byte per element."""
+    return None if mask is None else mask.contiguous().view(torch.uint8)
 
 
 def precision(dtype: torch.dtype, width: int) -> str:

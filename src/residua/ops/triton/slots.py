@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .constants import LN_2, LOG2_E
-from .parts import add_product
+from .device_functions import LN_2, LOG2_E, add_product
 from .shapes import Tiles, cdiv, padded
 
 # weights are counted in units of 2^-DIGITS: small ones stay above what 16 bits can hold

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kmeans import only_finite
+from .device_functions import finite_fp16
 from .shapes import WARP_GROUP_GPUS, architecture, padded
 
 MAX_ROWS, MAX_CENTRES, MAX_RANK = 4096, 64, 128
@@ -42,7 +42,7 @@ def small_kmeans_kernel(
     ids = tl.arange(0, BC)
     mask = (ids < C)[:, None] & (dims < R)[None, :]
     for _ in range(0, steps):
-        c = only_finite(tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=mask, other=0.0))
+        c = finite_fp16(tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=mask, other=0.0))
         half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
         c_high = c.to(tl.float16)
         c_low = (c - c_high.to(tl.float32)).to(tl.float16)
@@ -51,7 +51,7 @@ def small_kmeans_kernel(
         for first in tl.range(0, N, BN, num_stages=1):
             rows = first + tl.arange(0, BN)
             x_mask = (rows < N)[:, None] & (dims < R)[None, :]
-            x = only_finite(tl.load(X + rows[:, None] * R + dims[None, :], mask=x_mask, other=0.0))
+            x = finite_fp16(tl.load(X + rows[:, None] * R + dims[None, :], mask=x_mask, other=0.0))
             high = x.to(tl.float16)
             low = (x - high.to(tl.float32)).to(tl.float16)
             if SWAP:  # every warp holds all of the left operand

@@ -11,9 +11,9 @@ from cases import assert_near, attention_truth, dense_mask, generator, ragged, r
 from dev.gpu_model.route import _runs, pack
 from residua.ops.backend import Backend, Demand
 from residua.ops.triton import TritonBackend
-from residua.ops.triton.schedule import SPLIT_BITS, SPLIT_MASK, schedule_tiles
 from residua.ops.triton.drift import drift_rows
 from residua.ops.triton.rows import split_keys
+from residua.ops.triton.schedule import SPLIT_BITS, SPLIT_MASK, schedule_tiles
 from residua.ops.triton.shapes import FALLBACK_PROCESSORS, imagined_gpu
 from residua.types import MAX_BEND, Partition, Route, SummaryKeys
 

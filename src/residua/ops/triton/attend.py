@@ -341,7 +341,7 @@ def attend(
 
     order, offsets = route.query.order.contiguous(), route.query.offsets.contiguous()
     common = {"D": dim, "DV": value_dim, "BD": padded(dim), "BDV": padded(value_dim), "BR": padded(max(1, rank))}
-    common |= {"SUMMARY": slots > 0, "DRIFT": drift is not None, "MOVES": moves, "PRECISION": precision(q.dtype, width)}
+    wanted = {"SUMMARY": slots > 0, "DRIFT": drift is not None, "MOVES": moves, "PRECISION": precision(q.dtype, width)}
     for tile, ends in ((tall, schedule.tall_ends), (low, schedule.low_ends)):
         if tile is None or ends is None:
             continue
@@ -352,8 +352,8 @@ def attend(
         counts = (heads, heads // kv_heads, count, key_count, route.cells.shape[2], slots, rank)
         numbers = (*counts, schedule.key_tiles.shape[3], tiles, q.stride(), scale * LOG2_E.value, MAX_BEND)
         blocks = {"BM": tile.rows, "BN": tile.keys, "BC": columns_of(tile, tile is low, padded(value_dim)), "BT": 16}
-        kind = {"ROWS": tall.rows, "LOW": tile is low, "WIDE": key_count * width >= 1 << 31}
+        place = {"ROWS": tall.rows, "LOW": tile is low, "WIDE": key_count * width >= 1 << 31}
         attend_kernel[(batch * heads * tiles,)](
-            *tensors, *weighted, *moved, *numbers, **common, **blocks, **kind, **tile.options
+            *tensors, *weighted, *moved, *numbers, **common, **wanted, **blocks, **place, **tile.options
         )
     return out, lse

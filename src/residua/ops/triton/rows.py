@@ -224,8 +224,7 @@ def _attend(
     out = torch.empty(sums, batch, heads, count, value_dim, dtype=torch.float32, device=rows.device)
     lse = torch.empty(sums, batch, heads, count, dtype=torch.float32, device=rows.device)
     if out.numel():
-        sizes = (count, parts)
         merge_kernel[(lse.numel(),)](
-            acc, top, total, out, lse, *sizes, DV=value_dim, BDV=padded(value_dim), num_warps=1
+            acc, top, total, out, lse, count, parts, DV=value_dim, BDV=padded(value_dim), num_warps=1
         )
     return out, lse

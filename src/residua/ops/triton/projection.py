@@ -73,8 +73,7 @@ def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = tor
     blocks = {"D": dim, "BN": rows, "BK": 32, "BR": padded(rank), "NORMALISE": normalise}
     warps, stages = (4 if rank <= 64 else 8), (1 if rank > 64 and architecture() in FRUGAL_GPUS else 2)
     project_kernel[(batch * heads * tiles,)](
-from ..constants import MIN_RMS
-from .device_functions import finite_fp16, head_start, load_matrix, load_rows, store_rows
+        x, factor.float().contiguous(), out, *sizes, **blocks, num_warps=warps, num_stages=stages
     )
     return out
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,15 @@ def read_captures(folder: str | Path) -> list[CapturedCall]:
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in CODE)
     if pickles:
         raise InputError(f"{folder} holds {pickles[0]}: captures are safetensors and JSON only; take it out")
-    if (folder / MANIFEST).exists():
-        calls = [_from_entry(folder, entry, model) for model, entry in _entries(read_manifest(folder))]
-    else:
-        calls = [_from_plain(path) for path in sorted(folder.glob("*.safetensors"))[: MAX_CALLS + 1]]
-    if not calls:
+    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    found = sorted(folder.glob("*.safetensors")) if manifest is None else manifest["calls"]
+    if not found:
         raise InputError(f"{folder}: no captured calls; wanted {MANIFEST} or files model_L0_H0.safetensors")
-    if len(calls) > MAX_CALLS:
+    if len(found) > MAX_CALLS:
         raise InputError(f"{folder}: more than {MAX_CALLS} calls; split the folder")
-    return calls
+    if manifest is None:
+        return [_from_plain(path) for path in found]
+    return [_from_entry(folder, entry, manifest["model"]) for entry in found]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -114,16 +114,9 @@ def entry_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return entry.get("layer"), entry.get("head"), entry.get("step"), entry.get("branch")
 
 
-def _entries(manifest: dict[str, Any]) -> Iterable[tuple[str, dict[str, Any]]]:
-    if len(manifest["calls"]) > MAX_CALLS:
-        raise InputError(f"{MANIFEST}: more than {MAX_CALLS} calls; split the folder")
-    for entry in manifest["calls"]:
-        if not isinstance(entry, dict):
-            raise InputError(f"{MANIFEST}: a call is {type(entry).__name__}; wanted an object")
-        yield manifest["model"], entry
-
-
-def _from_entry(folder: Path, entry: dict[str, Any], model: str) -> CapturedCall:
+def _from_entry(folder: Path, entry: Any, model: str) -> CapturedCall:
+    if not isinstance(entry, dict):
+        raise InputError(f"{MANIFEST}: a call is {type(entry).__name__}; wanted an object")
     name = entry.get("file")
     if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
         raise InputError(f"{MANIFEST}: file {name!r}; wanted the plain name of a safetensors file beside it")
@@ -132,18 +125,7 @@ def _from_entry(folder: Path, entry: dict[str, Any], model: str) -> CapturedCall
         raise InputError(f"{MANIFEST}: {name} has layer {layer!r}, branch {branch!r}; wanted a number or text")
     if not _whole(head) or not (step is None or _whole(step)):
         raise InputError(f"{MANIFEST}: {name} has head {head!r}, step {step!r}; wanted whole numbers")
-    return _described(
-        folder / name,
-        model,
-        layer,
-        head,
-        step,
-        branch,
-        entry.get("grid"),
-        entry.get("scale"),
-        entry.get("text"),
-        entry.get("text_queries"),
-    )
+    return _described(folder / name, {**entry, "model": model})
 
 
 def _from_plain(path: Path) -> CapturedCall:
@@ -158,8 +140,8 @@ def _from_plain(path: Path) -> CapturedCall:
         number = None if scale is None else float(scale)
     except ValueError:
         raise InputError(f"{path}: scale {scale!r} in its metadata; wanted a number") from None
-    layer, head = int(found["layer"]), int(found["head"])
-    return _described(path, found["model"], layer, head, step, "", grid, number, None, None)
+    place = {"layer": int(found["layer"]), "head": int(found["head"]), "step": step, "branch": ""}
+    return _described(path, {"model": found["model"], **place, "grid": grid, "scale": number})
 
 
 def _plain_grid(text: str) -> list[int] | None:
@@ -167,47 +149,34 @@ def _plain_grid(text: str) -> list[int] | None:
     return {2: [1, *sizes], 3: sizes}.get(len(sizes))
 
 
-def _described(
-    path: Path,
-    model: str,
-    layer: int | str,
-    head: int,
-    step: int | None,
-    branch: str,
-    grid: Any,
-    scale: Any,
-    text: Any,
-    text_queries: Any,
-) -> CapturedCall:
-    """Checks the file's shapes and the numbers against each other."""
+def _described(path: Path, entry: Mapping[str, Any]) -> CapturedCall:
+    """Checks the file's shapes and the numbers of its entry against each other."""
     shapes = _outline(path)
     queries, head_dim = shapes["q"][-2:]
     keys = shapes["k"][-2]
+    scale, grid = entry.get("scale"), entry.get("grid")
     if scale is None:
         scale = 1 / math.sqrt(head_dim)
     if not is_finite(scale):
         raise InputError(f"{path}: scale {scale!r}; wanted a finite number")
-    pinned = _ranges(path, "text", text, keys)
-    exact = _ranges(path, "text_queries", text_queries, queries)
+    pinned = _ranges(path, "text", entry.get("text"), keys)
+    exact = _ranges(path, "text_queries", entry.get("text_queries"), queries)
     video = keys - sum(stop - start for start, stop in pinned or ())
     if grid is not None:
         fine = isinstance(grid, list) and len(grid) == 3 and all(_whole(side) and side > 0 for side in grid)
         if not fine or math.prod(grid) != video:
             raise InputError(f"{path}: grid {grid!r} of {video} video tokens; wanted [frames, height, width]")
+    names: dict[str, Any] = {name: entry.get(name) for name in ("model", "layer", "head", "step", "branch")}
     return CapturedCall(
-        path,
-        model,
-        layer,
-        head,
-        step,
-        branch,
-        None if grid is None else (grid[0], grid[1], grid[2]),
-        float(scale),
-        pinned,
-        exact,
-        queries,
-        keys,
-        head_dim,
+        path=path,
+        **names,
+        grid=None if grid is None else (grid[0], grid[1], grid[2]),
+        scale=float(scale),
+        text=pinned,
+        text_queries=exact,
+        tokens=queries,
+        keys=keys,
+        head_dim=head_dim,
     )
 
 

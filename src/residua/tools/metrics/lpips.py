@@ -56,7 +56,7 @@ class Lpips:
     @classmethod
     def from_packages(cls) -> Lpips:
         """The network of the `lpips` package."""
-        missing = [name for name in ("lpips", "torchvision") if importlib.util.find_spec(name) is None]
+        missing = _missing()
         if missing:
             raise InputError(f"LPIPS: {' and '.join(missing)} not installed; {NO_WEIGHTS}")
         import lpips
@@ -68,12 +68,16 @@ def find_lpips(path: str | Path | None = None) -> Lpips | str:
     """LPIPS from the file, else from the packages, else the reason why it cannot be measured."""
     if path is not None:
         return Lpips.from_file(path)
-    if any(importlib.util.find_spec(name) is None for name in ("lpips", "torchvision")):
+    if _missing():
         return NO_WEIGHTS
     try:
         return Lpips.from_packages()
     except (ImportError, OSError, RuntimeError) as error:  # incompatible packages, or no download
         return f"the lpips package failed: {error}"
+
+
+def _missing() -> list[str]:
+    return [name for name in ("lpips", "torchvision") if importlib.util.find_spec(name) is None]
 
 
 class AlexDistance:
@@ -120,16 +124,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); {NO_WEIGHTS}") from error
     except SafetensorError as error:
         raise InputError(f"{path}: not a safetensors file ({error})") from error
-    return {name: _checked(path, found, name, shape) for name, shape in _wanted().items()}
-
-
-def _wanted() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
+    wanted: dict[str, tuple[int, ...]] = {}
     for depth, (shape, _, _) in enumerate(CONVOLUTIONS):
-        shapes[f"conv{depth}.weight"] = shape
-        shapes[f"conv{depth}.bias"] = shape[:1]
-        shapes[f"lin{depth}"] = shape[:1]
-    return shapes
+        wanted |= {f"conv{depth}.weight": shape, f"conv{depth}.bias": shape[:1], f"lin{depth}": shape[:1]}
+    return {name: _checked(path, found, name, shape) for name, shape in wanted.items()}
 
 
 def _checked(path: Path, found: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:

@@ -44,14 +44,8 @@ class VideoQuality:
         return cls(None, None, None, None, not_measured=dict.fromkeys(METRICS, reason))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "psnr": self.psnr,
-            "ssim": self.ssim,
-            "gmsd": self.gmsd,
-            "lpips": self.lpips,
-            "psnr_per_frame": list(self.psnr_per_frame),
-            "not_measured": dict(self.not_measured),
-        }
+        frames = {"psnr_per_frame": list(self.psnr_per_frame), "not_measured": dict(self.not_measured)}
+        return {name: getattr(self, name) for name in METRICS} | frames
 
 
 def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:

@@ -106,25 +106,23 @@ def support_scatter(points: Mapping[str, Mapping[str, Sequence[tuple[float, floa
     """Figure (a): partition -> model -> (row-wise, pooled) support of each group of rows."""
     figure, axes = canvas(len(points))
     for axis, (partition, models) in zip(axes[0], points.items(), strict=True):
-        axis.plot([1e-4, 1], [1e-4, 1], color=INK, linewidth=0.8, linestyle="--")
+        lowest = min(value for pairs in models.values() for pair in pairs for value in pair)
+        _identity(axis, (1e-4, 1), (0.7 * lowest, 1.1), f"{partition} groups")
+        axis.set(xlabel="support of a row (share of keys)", ylabel="pooled support of 8 rows")
         many = sum(map(len, models.values())) > MANY_POINTS
         for model, colour in colours(list(models)).items():
             x, y = zip(*models[model], strict=True)
             axis.scatter(x, y, s=9, alpha=0.35, color=colour, label=model, linewidths=0, rasterized=many)
-        lowest = min(value for pairs in models.values() for pair in pairs for value in pair)
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlim=(0.7 * lowest, 1.1),
-            ylim=(0.7 * lowest, 1.1),
-            title=f"{partition} groups",
-            xlabel="support of a row (share of keys)",
-            ylabel="pooled support of 8 rows",
-        )
         legend = axis.legend(frameon=False, fontsize=8, loc="upper left", labelcolor=INK)
         for handle in legend.legend_handles:
             handle.set_alpha(1)
     return drawn(figure)
+
+
+def _identity(axis: Any, ends: Sequence[float], limits: Sequence[float], title: str) -> None:
+    """Logarithmic axes with the same limits, and the line on which both values are equal."""
+    axis.plot(ends, ends, color=INK, linewidth=0.8, linestyle="--")
+    axis.set(xscale="log", yscale="log", xlim=limits, ylim=limits, title=title)
 
 
 def mass_against_error(points: Mapping[str, Sequence[tuple[float, float]]]) -> Drawing:
@@ -175,11 +173,13 @@ def curves(
         else:
             _from_zero(axis)
     # below the panels: inside them it would cover lines
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, frameon=False, fontsize=8, ncols=min(4, len(names)), loc="outside lower center", labelcolor=INK
-    )
+    _legend_below(figure, axes[0, 0], min(4, len(axes[0, 0].get_legend_handles_labels()[1])))
     return drawn(figure)
+
+
+def _legend_below(figure: Any, axis: Any, columns: int) -> None:
+    style = {"frameon": False, "fontsize": 8, "loc": "outside lower center", "labelcolor": INK}
+    figure.legend(*axis.get_legend_handles_labels(), ncols=columns, **style)
 
 
 def _from_zero(axis: Any) -> None:
@@ -212,8 +212,7 @@ def bars(panels: Mapping[str, Mapping[str, Mapping[str, float]]], ylabel: str, r
         axis.grid(visible=False, axis="x")
         axis.set_xticks(range(len(found)), list(found))
         axis.set(title=title, ylabel=ylabel)
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, fontsize=8, ncols=2, loc="outside lower center", labelcolor=INK)
+    _legend_below(figure, axes[0, 0], 2)
     return drawn(figure)
 
 
@@ -243,23 +242,13 @@ def estimate_scatter(panels: Mapping[str, Mapping[str, Sequence[tuple[float, flo
     seen = [value for pair in every for value in pair if value > 0] or [0.01, 1.0]
     ends = [0.6 * min(seen), 1.6 * max(seen)]
     for axis, (title, models) in zip(axes[0], panels.items(), strict=True):
-        axis.plot(ends, ends, color=INK, linewidth=0.8, linestyle="--")
+        _identity(axis, ends, ends, title)
+        axis.set(xlabel="true mean row error", ylabel="estimated by the call")
         low, high = ([end * by for end in ends] for by in (1 / factor, factor))
         axis.fill_between(ends, low, high, color=GRID, alpha=0.6)
-        chosen = colours(list(models))
-        for (model, pairs), mark in zip(models.items(), cycle(MARKS), strict=False):
-            colour = chosen[model]
-            x, y = zip(*pairs, strict=True) if pairs else ((), ())
+        for (model, colour), mark in zip(colours(list(models)).items(), cycle(MARKS), strict=False):
+            x, y = zip(*models[model], strict=True) if models[model] else ((), ())
             axis.scatter(x, y, s=20, alpha=0.7, color=colour, marker=mark, label=model, linewidths=0)
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlim=ends,
-            ylim=ends,
-            title=title,
-            xlabel="true mean row error",
-            ylabel="estimated by the call",
-        )
     axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left", labelcolor=INK)
     return drawn(figure)
 
@@ -280,12 +269,5 @@ def stacked(bars: Mapping[str, Mapping[str, float]], xlabel: str) -> Drawing:
     axis.invert_yaxis()
     axis.set_xlabel(xlabel)
     axis.margins(x=0.08)
-    figure.legend(
-        *axis.get_legend_handles_labels(),
-        frameon=False,
-        fontsize=8,
-        ncols=5,
-        loc="outside lower center",
-        labelcolor=INK,
-    )
+    _legend_below(figure, axis, 5)
     return drawn(figure)

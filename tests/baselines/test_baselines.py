@@ -8,26 +8,13 @@ import pytest
 import torch
 
 from residua import Config
-from residua.baselines import (
-    METHODS,
-    Method,
-    Outcome,
-    Task,
-    compensation,
-    groups,
-    oracle,
-    pisa,
-    selection,
-    svg_ear,
-    svoo,
-    xattention,
-)
+from residua.baselines import METHODS, Method, Outcome, Task, groups, oracle, pisa, selection, svg_ear, svoo, xattention
 from residua.baselines import task as tasks
 from residua.errors import InputError
 from residua.method.grouping.kmeans import kmeans
 from residua.method.row_error import relative_row_error, row_errors
 from residua.synthetic import VideoLike, video_like
-from residua.tools.studies.baselines import chosen_methods, dense_reference
+from residua.tools.studies.baselines import chosen_methods
 from residua.types import Partition, Route
 
 GRID = (4, 8, 12)
@@ -39,6 +26,10 @@ def task_at(density: float, heads: int = 2, backend: str = "torch") -> Task:
     q, k, v = video_like(VideoLike(grid=GRID, heads=heads, head_dim=32, seed=3))
     config = Config(density=density, query_groups=12, kv_groups=24, backend=backend)
     return Task(q, k, v, config, 32**-0.5, GRID)
+
+
+def dense_reference(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    return tasks.attend_all(task.backend, task.q, task.k, task.v, task.scale)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +148,7 @@ def test_compensation_of_single_keys_is_exact(truth, monkeypatch):
     task = task_at(0.22)
     monkeypatch.setattr(tasks, "CHUNK", 7 * task.keys)
     route = some_cells(task, groups.blocks_of(task, task.q, 12), singletons(task.k))
-    out, _ = compensation.merge(*task.attend(route), compensation.skipped_part(task, route))
+    out, _ = svg_ear.merge(*task.attend(route), svg_ear.skipped_part(task, route))
     torch.testing.assert_close(out, truth, atol=2e-5, rtol=1e-4)
     error = svg_ear.compensation_error(task, route.query, route.kv)
     torch.testing.assert_close(error, torch.zeros_like(error), atol=1e-5, rtol=0)
@@ -168,7 +159,7 @@ def test_compensation_counts_rows_times_skipped_groups():
     task = task_at(0.22)
     route = some_cells(task, groups.blocks_of(task, task.q, 12), groups.blocks_of(task, task.k, 24))
     rows = torch.stack([(~route.cells[0, h][route.query.labels[0, h]]).sum() for h in range(2)])
-    assert compensation.skipped_products(task, route) == int(rows.sum())
+    assert svg_ear.skipped_products(task, route) == int(rows.sum())
 
 
 def clustered(spread: float) -> Task:
@@ -191,7 +182,7 @@ def taylor_error(spread: float, order: int) -> float:
 def test_taylor_of_order_zero_is_the_centroid_compensation():
     task = clustered(0.3)
     route = some_cells(task, singletons(task.q), groups.from_places(task.k, torch.arange(60) // 10))
-    expected, _ = compensation.merge(*task.attend(route), compensation.skipped_part(task, route))
+    expected, _ = svg_ear.merge(*task.attend(route), svg_ear.skipped_part(task, route))
     torch.testing.assert_close(pisa.taylor(task, route, *task.attend(route), 0)[0], expected)
 
 

@@ -2,26 +2,8 @@
 the same calls, the same accounting."""
 
 # in the order of the tables
-from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear, own  # isort: skip
+from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear, own  # noqa: F401  # isort: skip
 from .methods import DEFAULT, METHODS, Method, find_method, method_names
 from .task import Outcome, Task
 
-__all__ = [
-    "DEFAULT",
-    "METHODS",
-    "Method",
-    "Outcome",
-    "Task",
-    "dense",
-    "find_method",
-    "method_names",
-    "oracle",
-    "own",
-    "pisa",
-    "sparge",
-    "svg2",
-    "svg_ear",
-    "svoo",
-    "window",
-    "xattention",
-]
+__all__ = ["DEFAULT", "METHODS", "Method", "Outcome", "Task", "find_method", "method_names"]

@@ -7,7 +7,7 @@ all of them alike.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -26,7 +26,19 @@ from ..util.stopwatch import Stopwatch
 from .task import Outcome, Task
 from .whole_call import Centres, WholeCall
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 DEFAULT = "anchored"
+
+
+class Arguments(TypedDict, total=False):
+    """What a call of a model may have, as for `residua.attention`."""
+
+    pinned_keys: Spans  # keys that every query keeps (text tokens)
+    exact_queries: Spans  # query rows that are computed against every key
+    key_mask: Tensor | None  # [B, Nk] bool, False at padding
+    scale: float | None  # factor of the scores; None: 1 / sqrt(D)
 
 
 class Method:
@@ -95,12 +107,9 @@ class Method:
         config: Config,
         state: Any,
         *,
-        pinned_keys: Spans = None,
-        exact_queries: Spans = None,
-        key_mask: Tensor | None = None,
-        scale: float | None = None,
         grid: tuple[int, int, int] | None = None,
         time_stages: bool = False,
+        **more: Unpack[Arguments],
     ) -> tuple[Tensor, Receipt]:
         """One call of a model; the arguments are those of `residua.attention`.
 
@@ -110,17 +119,14 @@ class Method:
             v: [B, Hkv, Nk, Dv].
             config: From `settings`.
             state: From `new_state`.
-            pinned_keys: Keys that every query keeps (text tokens).
-            exact_queries: Query rows that are computed against every key.
-            key_mask: [B, Nk] bool, False at padding.
-            scale: Factor of the scores; None: 1 / sqrt(D).
             grid: Frames, height and width of the video tokens, for methods that use positions.
             time_stages: Whether the receipt holds the time of every stage.
+            **more: Text, padding and scale.
 
         Returns:
             The output [B, H, Nq, Dv] in q's dtype, and the receipt.
         """
-        call = validate(q, k, v, scale=scale, pinned_keys=pinned_keys, exact_queries=exact_queries, key_mask=key_mask)
+        call = validate(q, k, v, **more)
         chosen = choose_backend(config.backend, Demand.of(call))
         warm = state is not None and state.warm
         with torch.no_grad(), torch.autocast(q.device.type, enabled=False), chosen.session() as backend:

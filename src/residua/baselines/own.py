@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..api import attention
 from ..config import Config
 from ..method.budget import SharedBudget
-from ..method.inputs import Spans
 from ..method.route import route_cells
 from ..method.stages import SizedCall
 from ..receipt import Receipt
 from ..state import State
 from .groups import response_groups, response_products
-from .methods import METHODS, Method
+from .methods import METHODS, Arguments, Method
 from .task import Outcome, Task
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -51,26 +54,11 @@ class Own(Method):
         config: Config,
         state: State | None,
         *,
-        pinned_keys: Spans = None,
-        exact_queries: Spans = None,
-        key_mask: Tensor | None = None,
-        scale: float | None = None,
         grid: tuple[int, int, int] | None = None,
         time_stages: bool = False,
+        **more: Unpack[Arguments],
     ) -> tuple[Tensor, Receipt]:
-        return attention(
-            q,
-            k,
-            v,
-            config,
-            state,
-            pinned_keys=pinned_keys,
-            exact_queries=exact_queries,
-            key_mask=key_mask,
-            scale=scale,
-            return_receipt=True,
-            time_stages=time_stages,
-        )
+        return attention(q, k, v, config, state, return_receipt=True, time_stages=time_stages, **more)
 
     def run(self, task: Task) -> Outcome:
         config = task.on_equal_terms(self.settings(task.config))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..types import Partition, Route
-from .compensation import merge, skipped_part, skipped_products
 from .groups import blocks
 from .methods import METHODS, Method
 from .selection import centroid_scores, top_p
+from .svg_ear import merge, skipped_part, skipped_products
 from .task import Task
 
 

@@ -148,3 +148,10 @@ class Outcome:
     @property
     def executed(self) -> int:
         return sum(self.pairs.values())
+
+
+def attend_all(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Every row against every key, without the whole map in memory -> output fp32, log-sum-exp."""
+    query, kv = (Partition.from_labels(torch.zeros(*x.shape[:3], dtype=torch.long, device=x.device), 1) for x in (q, k))
+    cells = torch.ones(*q.shape[:2], 1, 1, dtype=torch.bool, device=q.device)
+    return backend.attend(q, k, v, Route(query, kv, cells), scale, out_dtype=torch.float32)

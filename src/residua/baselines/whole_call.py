@@ -13,9 +13,9 @@ from ..config import Config
 from ..method.route import pair_budget
 from ..ops.backend import Backend
 from ..receipt import ALWAYS, Receipt, count_pairs
-from ..types import Call, Partition, Route
+from ..types import Call
 from ..util.stopwatch import Stopwatch
-from .task import Outcome, Task
+from .task import Outcome, Task, attend_all
 
 Run = Callable[[Task], Outcome]
 
@@ -80,7 +80,7 @@ class WholeCall:
         if not len(pinned):
             return outcome.out, outcome
         with self.stopwatch.stage("attention"):
-            text, text_lse = _dense(self.backend, q, k[:, :, pinned], v[:, :, pinned], call.scale)
+            text, text_lse = attend_all(self.backend, q, k[:, :, pinned], v[:, :, pinned], call.scale)
             share = torch.sigmoid(text_lse - outcome.total_lse)[..., None]
             return outcome.out + share * (text - outcome.out), outcome
 
@@ -121,10 +121,3 @@ class WholeCall:
             always=ALWAYS,
             timings=self.stopwatch.timings,
         )
-
-
-def _dense(backend: Backend, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Every row against a few keys: output and log-sum-exp."""
-    query, kv = (Partition.from_labels(torch.zeros(*x.shape[:3], dtype=torch.long, device=x.device), 1) for x in (q, k))
-    cells = torch.ones(*q.shape[:2], 1, 1, dtype=torch.bool, device=q.device)
-    return backend.attend(q, k, v, Route(query, kv, cells), scale, out_dtype=torch.float32)

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 
 import torch
-from torch import Tensor
 
 from ...baselines import METHODS, Method, Outcome, Task
+from ...baselines.task import attend_all
 from ...config import Config
 from ...method.row_error import row_errors
-from ...types import Partition, Route, Rows
+from ...types import Rows
 from ..capture.captures import CapturedCall
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
@@ -88,14 +88,6 @@ def task_of(captured: CapturedCall, config: Config) -> Task:
     return Task(q.contiguous(), k, v, config, captured.scale, captured.grid)
 
 
-def dense_reference(task: Task) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of every row over all keys, without the whole map in memory."""
-    query, kv = (
-        Partition.from_labels(torch.zeros(*task.q.shape[:2], n, dtype=torch.long), 1) for n in (task.rows, task.keys)
-    )
-    return task.attend(Route(query, kv, torch.ones(*task.q.shape[:2], 1, 1, dtype=torch.bool)))
-
-
 def timed(method: Method, task: Task, repeats: int) -> tuple[Outcome, float, float]:
     """The outcome, and the median CPU and wall-clock time of some runs, each from scratch. Other work on the machine
     affects CPU time the least."""
@@ -114,7 +106,7 @@ def measure(
     """All methods on one call, in turn."""
     with torch.no_grad():
         task = task_of(captured, config)
-        dense, lse = dense_reference(task)
+        dense, lse = attend_all(task.backend, task.q, task.k, task.v, task.scale)
         done = []
         for method in methods:
             reason = method.refuses(task)

@@ -22,7 +22,7 @@ import torch
 import residua
 from residua import Config
 from residua.method.grouping.partition import group_tokens
-from residua.method.naive_paper import Result, Settings, paper
+from residua.method.naive_paper import PaperResult, PaperSettings, paper
 from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.rules import CPU
 from residua.method.sizes import resolve
@@ -52,9 +52,9 @@ class Agreement:
         )
 
 
-def settings_of(config: Config, call: Call) -> Settings:
+def settings_of(config: Config, call: Call) -> PaperSettings:
     sizes = resolve(config, call, CPU)
-    return Settings(
+    return PaperSettings(
         config.density,
         sizes.query_groups,
         sizes.kv_groups,
@@ -87,7 +87,7 @@ def agreement(call: Call, config: Config) -> Agreement:
     return Agreement(moved, same_cells, same_probes, weights, difference.max(), difference.mean())
 
 
-def _package(call: Call, config: Config, backend: Backend) -> Result:
+def _package(call: Call, config: Config, backend: Backend) -> PaperResult:
     """What `residua.attention` returns, and what its stages pass on to each other."""
     sized, method = SizedCall.of(call, config, backend), RECONSTRUCTIONS[config.reconstruction]
     grouping = group_tokens(sized)
@@ -97,7 +97,7 @@ def _package(call: Call, config: Config, backend: Backend) -> Result:
     verdict = method.judge(grouped, routing, None)
     assert verdict.probes is not None
     out = residua.attention(call.q, call.k, call.v, config, scale=call.scale)
-    return Result(
+    return PaperResult(
         out[0, 0].double().numpy(),
         grouping.kv.labels[0, 0].numpy(),
         grouping.query.labels[0, 0].numpy(),

@@ -28,14 +28,16 @@ def both(config: residua.Config, stretch: float = 1.0, **recipe):
     out, receipt = residua.attention(q, k, v, config, return_receipt=True)
     [choice] = [name for name, heads in receipt.chosen.items() if heads]
 
-    names = (name for name in naive.Sizes._fields if name not in ("density", "kmeans_steps"))
-    same = naive.Sizes(density=config.density, kmeans_steps=config.kmeans_cold, **{x: getattr(sizes, x) for x in names})
+    names = (name for name in naive.HeadSizes._fields if name not in ("density", "kmeans_steps"))
+    same = naive.HeadSizes(
+        density=config.density, kmeans_steps=config.kmeans_cold, **{x: getattr(sizes, x) for x in names}
+    )
     x, y, z = (t[0, 0].double() for t in (q, k, v))
     groups = naive.group_tokens(x, y, same)
     labels = grouping.query.labels[0, 0], grouping.kv.labels[0, 0]
     moved = sum(int((one.labels != other).sum()) for one, other in zip(groups, labels, strict=True))
     assert moved <= 4  # rows between two centres
-    groups = naive.Groups.of(x, labels[0], same.query_groups), naive.Groups.of(y, labels[1], same.kv_groups)
+    groups = naive.TokenGroups.of(x, labels[0], same.query_groups), naive.TokenGroups.of(y, labels[1], same.kv_groups)
     return (out[0, 0], cells, choice, receipt.error), naive.anchored(x, y, z, same, groups)
 
 

@@ -20,7 +20,7 @@ HASH, DRAWS = 2654435761, 1 << 20  # Knuth's multiplier: draws without a random 
 Result = tuple[Tensor, Tensor, str, float]
 
 
-class Sizes(NamedTuple):  # of a call: `residua.method.sizes` chooses them
+class HeadSizes(NamedTuple):  # of a call: `residua.method.sizes` chooses them
     density: float  # what the call may cost, as a share of dense attention: everything but the grouping
     query_groups: int
     kv_groups: int
@@ -34,18 +34,18 @@ class Sizes(NamedTuple):  # of a call: `residua.method.sizes` chooses them
     drift_rank: int  # at least 1
 
 
-class Groups(NamedTuple):
+class TokenGroups(NamedTuple):
     labels: Tensor  # [N] int64, the group of every row
     sizes: Tensor  # [C] int64
     centroids: Tensor  # [C, D], the mean of each group; an empty group has a row of the sequence
     offsets: Tensor  # [N, D], every row minus its centroid
 
     @staticmethod
-    def of(x: Tensor, labels: Tensor, count: int) -> Groups:
+    def of(x: Tensor, labels: Tensor, count: int) -> TokenGroups:
         sizes = torch.bincount(labels, minlength=count)
         means = x.new_zeros(count, x.shape[1]).index_add_(0, labels, x) / sizes.clamp(min=1)[:, None]
         centroids = torch.where(sizes[:, None] > 0, means, x[spread(count, len(x))])
-        return Groups(labels, sizes, centroids, x - centroids[labels])
+        return TokenGroups(labels, sizes, centroids, x - centroids[labels])
 
 
 class Head(NamedTuple):
@@ -53,8 +53,8 @@ class Head(NamedTuple):
     k: Tensor  # [N, D]
     v: Tensor  # [N, Dv]
     scale: float
-    queries: Groups
-    keys: Groups
+    queries: TokenGroups
+    keys: TokenGroups
 
 
 class Summary(NamedTuple):
@@ -68,7 +68,7 @@ class Summary(NamedTuple):
     slope: Tensor  # [Cq, R, Dv], how values move with that distance
 
 
-def anchored(q: Tensor, k: Tensor, v: Tensor, s: Sizes, groups: Sequence[Groups] = ()) -> Result:
+def anchored(q: Tensor, k: Tensor, v: Tensor, s: HeadSizes, groups: Sequence[TokenGroups] = ()) -> Result:
     """Sparse attention of q [N, D] over k [N, D] and v [N, Dv]. `groups` (of queries and keys) replace those of
     k-means: where rounding moves a row between two centres, nothing after it could be compared.
     -> output [N, Dv], cells that are computed [Cq, Ck] bool, what stands for the others, estimated error of a row
@@ -96,16 +96,16 @@ def anchored(q: Tensor, k: Tensor, v: Tensor, s: Sizes, groups: Sequence[Groups]
     return attend(head, torch.arange(len(q)), cells, summary).index_copy_(0, rows, exact), cells, choice, error
 
 
-def group_tokens(q: Tensor, k: Tensor, s: Sizes) -> tuple[Groups, Groups]:
+def group_tokens(q: Tensor, k: Tensor, s: HeadSizes) -> tuple[TokenGroups, TokenGroups]:
     """Keys share a group if queries respond to them alike, queries if they respond alike to these groups."""
     sample = q[spread(s.metric_rows, len(q))]
     factor = metric_factor(sample.T @ sample / len(sample), s.key_rank)
-    keys = Groups.of(k, kmeans(k @ factor, s.kv_groups, s.kmeans_steps), s.kv_groups)
+    keys = TokenGroups.of(k, kmeans(k @ factor, s.kv_groups, s.kmeans_steps), s.kv_groups)
     filled = keys.centroids[keys.sizes > 0]
     centred = filled - filled.mean(0)
     y = q @ metric_factor(centred.T @ centred / (len(filled) * q.shape[1]), s.query_rank)
     y = y / y.square().mean(1, keepdim=True).sqrt().clamp(min=1e-6)  # only the direction counts
-    return Groups.of(q, kmeans(y, s.query_groups, s.kmeans_steps), s.query_groups), keys
+    return TokenGroups.of(q, kmeans(y, s.query_groups, s.kmeans_steps), s.query_groups), keys
 
 
 def spread(count: int, total: int) -> Tensor:
@@ -126,12 +126,12 @@ def kmeans(x: Tensor, groups: int, steps: int) -> Tensor:
     """Labels after that many Lloyd steps from rows spread over the sequence. An empty group keeps its centre.  # [N]"""
     centres = x[spread(groups, len(x))]
     for _ in range(steps):
-        found = Groups.of(x, (centres.square().sum(1) / 2 - x @ centres.T).argmin(1), groups)
+        found = TokenGroups.of(x, (centres.square().sum(1) / 2 - x @ centres.T).argmin(1), groups)
         centres = torch.where(found.sizes[:, None] > 0, found.centroids, centres)
     return found.labels
 
 
-def route(head: Head, log_mass: Tensor, s: Sizes) -> tuple[Tensor, bool]:
+def route(head: Head, log_mass: Tensor, s: HeadSizes) -> tuple[Tensor, bool]:
     """The cells that the budget pays for beside the summary, [Cq, Ck] bool, and True; or the cells that all of it pays
     for, and False, for a head that is better off without a summary."""
     rows, dim, value_dim = len(head.q), head.q.shape[1], head.v.shape[1]
@@ -181,14 +181,14 @@ def spend(head: Head, log_share: Tensor, budget: int) -> Tensor:
     return torch.zeros_like(taken).scatter_(0, order, taken).view_as(best)
 
 
-def scatter(groups: Groups) -> Tensor:
+def scatter(groups: TokenGroups) -> Tensor:
     """Second moment of rows around the centroids of their groups, from at most 512 of them.  # [D, D]"""
     order, count = groups.labels.argsort(stable=True), min(512, len(groups.labels))
     off = groups.offsets[order[torch.arange(count) * len(order) // count]]
     return off.T @ off / count
 
 
-def summarise(head: Head, log_mass: Tensor, cells: Tensor, s: Sizes) -> Summary:
+def summarise(head: Head, log_mass: Tensor, cells: Tensor, s: HeadSizes) -> Summary:
     """Around its anchor a skipped group acts on the rows of a query group like one key: the softmax-weighted mean of
     its keys and values there. The heaviest have a slot of their own, the others share one with their neighbours."""
     (_, k, v, scale, queries, keys), slots = head, s.single_slots + s.merged_slots
@@ -210,8 +210,8 @@ def summarise(head: Head, log_mass: Tensor, cells: Tensor, s: Sizes) -> Summary:
         share[a], shared[a] = mass.softmax(0), slot_mass.softmax(0)[s.single_slots :]
     # The drift: how keys and values vary together inside the groups, and among the groups that share a slot.
     basis, to_key = shared_directions(scatter(queries), scatter(keys), s.drift_rank, scale)
-    values, filled = Groups.of(v, keys.labels, s.kv_groups), keys.sizes > 0
-    around, value_around = (Groups.of(x.centroids[filled], near[filled], s.merged_slots) for x in (keys, values))
+    values, filled = TokenGroups.of(v, keys.labels, s.kv_groups), keys.sizes > 0
+    around, value_around = (TokenGroups.of(x.centroids[filled], near[filled], s.merged_slots) for x in (keys, values))
     parts = [(keys.offsets, values.offsets, near[keys.labels]), (around.offsets, value_around.offsets, near[filled])]
     curve, slope = k.new_zeros(len(cells), s.drift_rank), k.new_zeros(len(cells), s.drift_rank, v.shape[1])
     for p in range(s.merged_slots):

@@ -18,7 +18,7 @@ SCALE_EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class Settings:
+class PaperSettings:
     """The numbers of a call; the names are those of `residua.Config`."""
 
     density: float
@@ -34,7 +34,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Result:
+class PaperResult:
     out: Array  # [N, Dv]
     key_labels: Array  # [N]
     query_labels: Array  # [N]
@@ -43,7 +43,7 @@ class Result:
     weights: Array  # [M]
 
 
-def paper(q: Array, k: Array, v: Array, s: Settings, labels: tuple[Array, Array] | None = None) -> Result:
+def paper(q: Array, k: Array, v: Array, s: PaperSettings, labels: tuple[Array, Array] | None = None) -> PaperResult:
     """The whole call of one head; q, k [N, D] and v [N, Dv] in fp64.
 
     `labels` (of queries, of keys) replace the two k-means runs. Rounding decides where a row between two
@@ -78,7 +78,7 @@ def paper(q: Array, k: Array, v: Array, s: Settings, labels: tuple[Array, Array]
     exact = attend(q[rows], k, v, scale)
     out = sparse + fitted_residual(sparse[rows], exact - sparse[rows], weights, s, sparse)
     out[rows] = exact
-    return Result(out, key_labels, query_labels, cells, rows, weights)
+    return PaperResult(out, key_labels, query_labels, cells, rows, weights)
 
 
 def attend(q: Array, k: Array, v: Array, scale: float) -> Array:
@@ -107,7 +107,7 @@ def kmeans(x: Array, groups: int, steps: int) -> Array:
     return labels
 
 
-def cell_shares(q: Array, k: Array, query_labels: Array, key_labels: Array, s: Settings, scale: float) -> Array:
+def cell_shares(q: Array, k: Array, query_labels: Array, key_labels: Array, s: PaperSettings, scale: float) -> Array:
     """The share of attention mass of every K/V group at the centroid of every query group.  # [Cq, Ck]"""
     share = np.zeros((s.query_groups, s.kv_groups))
     for a in np.unique(query_labels):
@@ -140,7 +140,7 @@ def spend(share: Array, query_sizes: Array, key_sizes: Array, budget: int) -> Ar
     return kept
 
 
-def choose_probes(y: Array, labels: Array, s: Settings) -> tuple[Array, Array]:
+def choose_probes(y: Array, labels: Array, s: PaperSettings) -> tuple[Array, Array]:
     """Visits the groups in turn, in an order spread over their index, and takes the row nearest to the
     group's mean that is not taken yet. A probe weighs its group's size over the group's probes."""
     visits = np.argsort(np.arange(s.query_groups) * GOLDEN % (1 << 16), kind="stable")
@@ -159,7 +159,7 @@ def choose_probes(y: Array, labels: Array, s: Settings) -> tuple[Array, Array]:
     return rows, sizes[labels[rows]] / probes[labels[rows]]
 
 
-def fitted_residual(x: Array, residual: Array, weights: Array, s: Settings, sparse: Array) -> Array:
+def fitted_residual(x: Array, residual: Array, weights: Array, s: PaperSettings, sparse: Array) -> Array:
     """Weighted ridge regression from sparse outputs to residuals, in the leading directions of the residuals;
     evaluated at every row.  # [N, Dv]"""
     alpha = weights / weights.sum()

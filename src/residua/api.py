@@ -67,9 +67,9 @@ def sparse_attention(
         allowed=grouped.allowed,
         beside={**method.costs(grouped, routing), **verdict.costs()},
         probe_rows=verdict.probes.rows if verdict.probes else None,
-        error=error,
-        choice=verdict.choice,
-        reused=grouping.reused,
+        error_per_head=error,
+        choice_per_head=verdict.choice,
+        reused_per_head=grouping.reused,
         warm=memory is not None and not memory.borrowed,
         clamps=(*sized.sizes.notes, *notes),
     )

@@ -205,19 +205,19 @@ class Config:
         return self.max_error is not None or self.balance
 
     def __post_init__(self) -> None:
-        _number(self, "density", above=0.0, most=1.0)
-        _number(self, "ridge", least=0.0, most=1e12)
+        _number(self, "density", above=0.0, maximum=1.0)
+        _number(self, "ridge", minimum=0.0, maximum=1e12)
         for name in ("key_rank", "query_rank", "metric_rows", "residual_rank"):
-            _integer(self, name, least=1)
+            _integer(self, name, minimum=1)
         for name in ("kmeans_cold", "kmeans_warm"):
-            _integer(self, name, least=1, most=MAX_KMEANS_STEPS)
-        _integer(self, "regroup_every", least=1)
+            _integer(self, name, minimum=1, maximum=MAX_KMEANS_STEPS)
+        _integer(self, "regroup_every", minimum=1)
         for name in ("probes", "drift_rank"):
             if getattr(self, name) is not None:
-                _integer(self, name, least=0)
+                _integer(self, name, minimum=0)
         for name in ("query_groups", "kv_groups", "summary_slots"):
             if getattr(self, name) is not None:
-                _integer(self, name, least=1)
+                _integer(self, name, minimum=1)
         _choice(self, "partition", tuple(sorted(PARTITIONS)))
         _choice(self, "score", SCORES)
         _choice(self, "metric_spacing", METRIC_SPACINGS)
@@ -242,7 +242,7 @@ class Config:
     def _check_estimate(self) -> None:
         """Moving a budget needs an error estimate from rows that no fit has seen."""
         if self.max_error is not None:
-            _number(self, "max_error", above=0.0, most=1.0)
+            _number(self, "max_error", above=0.0, maximum=1.0)
         for name, wanted in (("max_error", self.max_error is not None), ("balance", self.balance)):
             if wanted and (not self.summarises or self.probes == 0):
                 raise InputError(
@@ -313,22 +313,22 @@ def _refuse_unknown(kind: Any, settings: Mapping[str, Any]) -> None:
         raise InputError(f"unknown setting {', '.join(unknown)}; Config has: {', '.join(known)}{hint}")
 
 
-def _number(config: Config, name: str, *, most: float, least: float = -math.inf, above: float = -math.inf) -> None:
+def _number(config: Config, name: str, *, maximum: float, minimum: float = -math.inf, above: float = -math.inf) -> None:
     value = getattr(config, name)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (least <= value <= most and value > above):
-        low = f"above {above:g}" if above > -math.inf else f"from {least:g}"
-        percent = number and most == 1.0 and 2.0 <= value <= 100.0
+    if not number or not (minimum <= value <= maximum and value > above):
+        low = f"above {above:g}" if above > -math.inf else f"from {minimum:g}"
+        percent = number and maximum == 1.0 and 2.0 <= value <= 100.0
         hint = f"; did you mean {value / 100:g}?" if percent else ""
-        raise InputError(f"Config.{name}={value!r}: wanted a number {low} to {most:g}{hint}")
+        raise InputError(f"Config.{name}={value!r}: wanted a number {low} to {maximum:g}{hint}")
 
 
-def _integer(config: Config, name: str, *, least: int, most: int | None = None) -> None:
+def _integer(config: Config, name: str, *, minimum: int, maximum: int | None = None) -> None:
     value = getattr(config, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"Config.{name}={value!r}: wanted a whole number of at least {least}")
-    if most is not None and value > most:
-        raise InputError(f"Config.{name}={value}: wanted at most {most}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise InputError(f"Config.{name}={value!r}: wanted a whole number of at least {minimum}")
+    if maximum is not None and value > maximum:
+        raise InputError(f"Config.{name}={value}: wanted at most {maximum}")
 
 
 def _choice(config: Config, name: str, choices: tuple[str, ...]) -> None:

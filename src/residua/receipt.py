@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,11 @@ from .util.stopwatch import Timings
 MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than this share of the cost
 LARGE_ERROR = 0.2  # an estimated error above this is noted in a receipt, and logged after a run
 ALWAYS = "exact rows, pinned keys and one cell per query group are always evaluated"
+CHOICE_NOTES = {
+    Choice.PLAIN: "run without a summary of what they skip: they are so concentrated, or the call so short, that "
+    "its cost is better spent on pairs",
+    Choice.DENSE: "ran dense: their estimated error is above max_error with all they may spend, or far above it",
+}
 
 
 class Note(str):
@@ -103,15 +108,9 @@ class Receipt:
         backend: str,
         timings: Timings | None,
         route: Route | None = None,
-        *,
         allowed: Tensor | None = None,
-        beside: Mapping[str, Tensor] | None = None,
         probe_rows: Tensor | None = None,
-        error: Tensor | None = None,
-        choice: Tensor | None = None,
-        reused: Tensor | None = None,
-        warm: bool = False,
-        clamps: tuple[Note, ...] = (),
+        **fields: Any,
     ) -> Receipt:
         """Counts what a call did, without waiting for the device.
 
@@ -121,14 +120,12 @@ class Receipt:
             backend: The name of the backend that ran it.
             timings: If its stages were timed.
             route: The cells that were evaluated; None: every row was computed exactly.
-            allowed: As the fields of a receipt, like all that follow; None: density 1.
-            beside: None: no other work.
-            probe_rows: None: no probes.
-            error: None: not estimated.
-            choice: None: heads had none.
-            reused: None: no head.
-            warm: Whether it started from the groups of the call before.
-            clamps: Settings that were changed.
+            allowed: The density that each head was allowed to spend; None: all of it.
+            probe_rows: Rows that were computed exactly as probes, if any.
+            **fields: Further fields, by name.
+
+        Returns:
+            The receipt.
         """
         pairs = count_pairs(call, route, 0 if probe_rows is None else probe_rows.shape[-1])
         text = call.exact_queries.count or call.pinned_keys.count
@@ -142,13 +139,8 @@ class Receipt:
             always=ALWAYS if text else "every query group keeps at least one cell",
             timings=timings,
             groups=(0, 0) if route is None else (route.query.groups, route.kv.groups - route.pinned_groups),
-            beside=beside or {},
             probe_rows=probe_rows,
-            error_per_head=error,
-            choice_per_head=choice,
-            reused_per_head=reused,
-            warm=warm,
-            clamps=clamps,
+            **fields,
         )
 
     @cached_property
@@ -214,63 +206,44 @@ class Receipt:
     @cached_property
     def notes(self) -> tuple[Note, ...]:
         """Every setting that was changed, and every target that was missed."""
-        if self.groups == (0, 0):
-            every = Note("no rows or no keys are free to be routed: every pair was evaluated")
-            return (*self.clamps, every) if self.pairs.possible else self.clamps
-        budget, share, choice = self._budget_notes(), self._share_notes(), self._choice_notes()
-        return (*self.clamps, *budget, *share, *choice, *self._error_notes())
+        return (*self.clamps, *self._targets_missed())
 
-    def _budget_notes(self) -> tuple[Note, ...]:
-        # checked per head: one head can be over its budget while the mean is not
+    def _targets_missed(self) -> Iterator[Note]:
+        if self.groups == (0, 0):
+            if self.pairs.possible:
+                yield Note("no rows or no keys are free to be routed: every pair was evaluated")
+            return
+        heads = self._heads_above_target()
+        if heads:
+            where = f"in {{}} of {self.allowed.numel()} heads (density {{}} over all)"
+            sentence = f"density is above the target {{}} {where}: {self.always}"
+            yield Note(sentence, f"{self.target:g}", heads, f"{self.density:.4f}")
+        beside = self.cost - self.density
+        if self.all_in and beside > MAX_BESIDE * self.cost:
+            yield Note(
+                "work beside the exact pairs takes {} of the cost: for a call this short at this density a "
+                "concentrated head may do better with reconstruction='none'",
+                f"{beside / self.cost:.0%}",
+            )
+        for choice, why in CHOICE_NOTES.items():
+            if self.chosen.get(choice.label):
+                yield Note(f"{{}} of {sum(self.chosen.values())} heads {why}", self.chosen[choice.label])
+        if self.error is not None and self.error > LARGE_ERROR:
+            yield Note(
+                "the estimated error {} is large: spend more (density), set a bound (max_error), or leave this "
+                "call dense; unstructured inputs, such as random noise, cannot be summarised",
+                f"{self.error:.2f}",
+            )
+
+    def _heads_above_target(self) -> int:
+        """One head can be over its budget while the mean is not."""
         spent = self.per_head.total.double()
         if self.all_in:
             spent = spent + sum(self.beside.values(), torch.zeros_like(spent))
         over = spent > self.allowed * self.per_head.possible.double() + 0.5
         if self.choice_per_head is not None:
             over &= self.choice_per_head != Choice.DENSE  # dense heads have a note of their own
-        heads = int(over.sum())
-        if not heads:
-            return ()
-        where = f"in {{}} of {over.numel()} heads (density {{}} over all)"
-        sentence = f"density is above the target {{}} {where}: {self.always}"
-        return (Note(sentence, f"{self.target:g}", heads, f"{self.density:.4f}"),)
-
-    def _share_notes(self) -> tuple[Note, ...]:
-        beside = self.cost - self.density
-        if not self.all_in or beside <= MAX_BESIDE * self.cost:
-            return ()
-        return (
-            Note(
-                "work beside the exact pairs takes {} of the cost: for a call this short at this density a "
-                "concentrated head may do better with reconstruction='none'",
-                f"{beside / self.cost:.0%}",
-            ),
-        )
-
-    def _choice_notes(self) -> tuple[Note, ...]:
-        told = {
-            Choice.PLAIN: "run without a summary of what they skip: they are so concentrated, or the call so "
-            "short, that its cost is better spent on pairs",
-            Choice.DENSE: "ran dense: their estimated error is above max_error with all they may spend, or "
-            "far above it",
-        }
-        total = sum(self.chosen.values())
-        return tuple(
-            Note(f"{{}} of {total} heads {why}", self.chosen[choice.label])
-            for choice, why in told.items()
-            if self.chosen.get(choice.label)
-        )
-
-    def _error_notes(self) -> tuple[Note, ...]:
-        if self.error is None or not self.error > LARGE_ERROR:
-            return ()
-        return (
-            Note(
-                "the estimated error {} is large: spend more (density), set a bound (max_error), or leave this "
-                "call dense; unstructured inputs, such as random noise, cannot be summarised",
-                f"{self.error:.2f}",
-            ),
-        )
+        return int(over.sum())
 
     def __str__(self) -> str:
         """One line: cost, estimated error, backend."""
@@ -292,7 +265,7 @@ class Receipt:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None for numbers that are not finite."""
         parts = ("routed", "probe", "pinned", "exact", "total", "possible")
-        told = {
+        facts = {
             "target": self.target,
             "density": self.density,
             "cost": self.cost,
@@ -313,7 +286,7 @@ class Receipt:
             "notes": list(self.notes),
             "seconds": None if self.timings is None else dict(self.timings.seconds),
         }
-        return json_text.finite_only(told)
+        return json_text.finite_only(facts)
 
     def to_json(self, indent: int | None = 2) -> str:
         """The receipt as JSON.

@@ -27,7 +27,7 @@ from residua.method.grouping import reuse
 from residua.method.row_error import row_errors
 from residua.tools.capture import capture
 from residua.tools.capture.captures import CapturedCall, read_captures
-from residua.tools.generate.loading import Placement, load
+from residua.tools.generate.loading import PipelinePlacement, load
 from residua.tools.studies.subject import dense_rows
 from residua.world.held_out import REPORT_PROMPTS, SEEDS
 
@@ -45,7 +45,7 @@ def recorded(folder: Path, model: str, scene: int, steps: list[int], guidance: f
         return tensors
 
     if not folder.exists():
-        pipe = load(model, Placement("cpu", "fp32", "none"))
+        pipe = load(model, PipelinePlacement("cpu", "fp32", "none"))
         capture(
             pipe,
             folder,

@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from residua import accelerate
-from residua.tools.generate.loading import WORLD, Placement, load
+from residua.tools.generate.loading import WORLD, PipelinePlacement, load
 from residua.tools.generate.run import Request, generate
 from residua.tools.generate.videos import contact_sheet, difference, encode_png, encode_webp, enlarged, to_pixels
 from residua.tools.metrics.physics import run_physics
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--quality", default="balanced")
     parser.add_argument("--seconds", type=float, nargs=2, metavar=("DENSE", "SPARSE"))
     given = parser.parse_args()
-    pipe = load(WORLD, Placement(device="cpu"))
+    pipe = load(WORLD, PipelinePlacement(device="cpu"))
     generate(pipe, Request(DEMO_PROMPT, steps=1, frames=given.frames))  # the first call pays for imports
     pairs = [
         generate_pair(pipe, Request(prompt, steps=given.steps, frames=given.frames), given.quality)

@@ -12,7 +12,7 @@ import pytest
 
 from residua.tools.evaluate.manifest import check_manifest, read_manifest, write_manifest
 from residua.tools.evaluate.prompts import read_prompts
-from residua.tools.evaluate.report import make_report
+from residua.tools.evaluate.report import suite_report
 from residua.tools.evaluate.rows import make_rows
 from residua.tools.evaluate.scorers import read_scores
 from residua.tools.evaluate.store import DONE, SCHEMA, Store
@@ -139,7 +139,7 @@ def test_rows_of_evaluations(suite, tmp_path):
         assert len(found) >= len(rows) - 1, f"seed {seed}"
         assert {row["video"] for row in found} <= {row.video for row in rows}, f"seed {seed}"
         if seed % 40 == 0:
-            make_report(suite, found, len(rows), {}, {}, {"runs": [{"versions": {}}]}, "residua evaluate")
+            suite_report(suite, found, len(rows), {}, {}, {"runs": [{"versions": {}}]}, "residua evaluate")
 
 
 def other_row(r: random.Random, values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from residua.errors import InputError
 from residua.tools.evaluate import engine
 from residua.tools.evaluate.engine import PlainLoop, StoppedError, machines, plan_pool
 from residua.tools.evaluate.records import Job
-from residua.tools.evaluate.run import Options, Outcome, evaluate
+from residua.tools.evaluate.run import Evaluation, Options, evaluate
 from residua.tools.evaluate.store import Store
 from residua.tools.evaluate.suite import Generation, Suite, Workers
 from residua.world.held_out import TUNING_PROMPTS
@@ -54,7 +54,7 @@ def in_a_plain_loop(suite: Suite, out: Path) -> Path:
     return out
 
 
-def on_the_cluster(cluster: Cluster, suite: Suite, out: Path) -> Outcome:
+def on_the_cluster(cluster: Cluster, suite: Suite, out: Path) -> Evaluation:
     return evaluate(suite, out, Options(cluster.address))
 
 

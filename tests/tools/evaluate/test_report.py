@@ -8,7 +8,7 @@ import json
 import pyarrow.parquet as pq
 import pytest
 
-from residua.tools.evaluate.report import make_report
+from residua.tools.evaluate.report import suite_report
 from residua.tools.evaluate.store import SCHEMA
 from residua.tools.evaluate.suite import Setting
 from residua.tools.reports.figure import RESIDUA, colours
@@ -50,7 +50,9 @@ def suite(make_suite):
 
 
 def report(suite, rows, scores=None, runs=(RUN,)):
-    files = make_report(suite, rows, 72, scores or {}, {"vbench": "not here"}, {"runs": list(runs)}, "residua evaluate")
+    files = suite_report(
+        suite, rows, 72, scores or {}, {"vbench": "not here"}, {"runs": list(runs)}, "residua evaluate"
+    )
     return files, json.loads(files["report.json"])
 
 

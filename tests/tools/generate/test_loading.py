@@ -12,17 +12,17 @@ import torch
 
 from residua.errors import InputError, IntegrationError
 from residua.tools.generate import loading
-from residua.tools.generate.loading import Placement, load, processes, spread
+from residua.tools.generate.loading import PipelinePlacement, load, processes, spread
 
 
 def test_a_folder_of_the_world_model_is_recognised(weights):
-    pipe = load(str(weights), Placement(device="cpu", dtype="bf16"))
+    pipe = load(str(weights), PipelinePlacement(device="cpu", dtype="bf16"))
     assert type(pipe).__name__ == "WorldPipeline" and pipe.transformer.dtype == torch.bfloat16
 
 
 def test_a_folder_without_a_model_is_a_clear_error(tmp_path):
     with pytest.raises(IntegrationError, match="cannot be loaded"):
-        load(str(tmp_path), Placement(device="cpu"))
+        load(str(tmp_path), PipelinePlacement(device="cpu"))
 
 
 def test_hostile_folders_are_refused(tmp_path):
@@ -30,7 +30,7 @@ def test_hostile_folders_are_refused(tmp_path):
     for content in ("[" * 100_000, '{"_class_name": ["WorldPipeline"]}', '"WorldPipeline"', "{"):
         index.write_text(content)
         with pytest.raises(IntegrationError, match="cannot be loaded"):
-            load(str(tmp_path), Placement(device="cpu"))
+            load(str(tmp_path), PipelinePlacement(device="cpu"))
 
 
 def test_pickled_weights_are_not_opened(weights, tmp_path):
@@ -52,7 +52,7 @@ def test_pickled_weights_are_not_opened(weights, tmp_path):
     (other / "scheduler" / "scheduler_config.json").write_text("{}")
     for folder in (world, other):
         with pytest.raises(IntegrationError, match=r"cannot be loaded.*safetensors"):
-            load(str(folder), Placement(device="cpu"))
+            load(str(folder), PipelinePlacement(device="cpu"))
     assert not marker.exists()
     pickle.loads(pickled)
     assert marker.exists()
@@ -73,17 +73,17 @@ def test_damaged_weights_are_a_clear_error(weights, tmp_path):
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(path.read_bytes()[:2000] if path.suffix == ".safetensors" else path.read_bytes())
     with pytest.raises(IntegrationError, match="cannot be loaded"):
-        load(str(tmp_path), Placement(device="cpu"))
+        load(str(tmp_path), PipelinePlacement(device="cpu"))
 
 
 def test_names_and_paths_are_told_apart(monkeypatch):
     asked = []
     monkeypatch.setattr(loading, "_load_diffusers", lambda model, placement: asked.append(model) or FakePipe())
-    load("someone/model", Placement(device="cpu"))
+    load("someone/model", PipelinePlacement(device="cpu"))
     assert asked == ["someone/model"]
     for path in ("./here", "/no/such", "~/x", "a/b/c", "model"):
         with pytest.raises(InputError, match="no such folder"):
-            load(path, Placement(device="cpu"))
+            load(path, PipelinePlacement(device="cpu"))
 
 
 class FakePipe:
@@ -102,13 +102,13 @@ def one_gpu(monkeypatch):
 
 def test_a_device_that_is_not_there_is_refused_at_once(monkeypatch, one_gpu):
     with pytest.raises(InputError, match=r"cuda:1.*finds 1 CUDA device"):
-        _ = Placement("cuda:1").torch_device
+        _ = PipelinePlacement("cuda:1").torch_device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match=r"finds no CUDA device; use --device cpu"):
-        _ = Placement("cuda").torch_device
+        _ = PipelinePlacement("cuda").torch_device
     for name in ("meta", "abacus"):
         with pytest.raises(InputError, match="wanted auto, cpu"):
-            _ = Placement(name).torch_device
+            _ = PipelinePlacement(name).torch_device
 
 
 @pytest.mark.parametrize(
@@ -123,14 +123,14 @@ def test_a_device_that_is_not_there_is_refused_at_once(monkeypatch, one_gpu):
 def test_offload(offload, method, monkeypatch, one_gpu):
     pipe = FakePipe()
     monkeypatch.setattr(loading, "_load_diffusers", lambda model, placement: pipe)
-    assert load("someone/model", Placement("cuda:0", "bf16", offload)) is pipe
+    assert load("someone/model", PipelinePlacement("cuda:0", "bf16", offload)) is pipe
     assert pipe.calls == [method]
 
 
 def test_defaults_follow_the_device(one_gpu):
-    assert Placement(device="cpu").torch_dtype == torch.float32
-    assert Placement(device="cuda").torch_dtype == torch.bfloat16
-    assert Placement(device="cuda", dtype="fp16").torch_dtype == torch.float16
+    assert PipelinePlacement(device="cpu").torch_dtype == torch.float32
+    assert PipelinePlacement(device="cuda").torch_dtype == torch.bfloat16
+    assert PipelinePlacement(device="cuda", dtype="fp16").torch_dtype == torch.float16
 
 
 def test_one_process_needs_no_group(monkeypatch):
@@ -146,7 +146,7 @@ def test_one_process_needs_no_group(monkeypatch):
 
 
 def test_several_processes_split_the_heads(weights):
-    pipe = load(str(weights), Placement(device="cpu"))
+    pipe = load(str(weights), PipelinePlacement(device="cpu"))
     asked = []
     pipe.transformer.enable_parallelism = lambda config: asked.append(config.ulysses_degree)
     spread(pipe, 2)

@@ -9,7 +9,7 @@ from PIL import Image
 
 pytest.importorskip("typer")
 from residua.errors import InputError
-from residua.tools.generate.averages import DENSE, Row
+from residua.tools.generate.averages import DENSE, MeanRow, table
 from residua.tools.generate.method_table import (
     MAX_WAITING,
     PARTS,
@@ -17,7 +17,6 @@ from residua.tools.generate.method_table import (
     disturbed,
     read_pbench,
     runtime,
-    table,
     title,
 )
 from tests.support.command import run
@@ -92,20 +91,21 @@ def test_pbench_scores_are_numbers_by_method(tmp_path):
 
 
 def test_columns_without_a_value_are_left_out_and_ours_stands_out():
-    made = table([Row(DENSE, density=1.0), Row("anchored", density=0.2, psnr=30.0)], "title")
+    rows = [MeanRow(DENSE, density=1.0), MeanRow("anchored", density=0.2, psnr=30.0)]
+    made = table("title", "method", [title(row.name) for row in rows], rows)
     assert made.columns == ("method", "PSNR, dB", "density")
     assert made.rows[0] == (title(DENSE), "-", "100.0%") and made.rows[1][1] == "30.00"
 
 
 def test_a_disturbed_machine_is_told():
-    assert disturbed([Row("paper", waiting=MAX_WAITING)]) == []
-    assert "as much as 50%" in disturbed([Row("paper", waiting=0.5), Row("svg2", waiting=None)])[0]
+    assert disturbed([MeanRow("paper", waiting=MAX_WAITING)]) == []
+    assert "as much as 50%" in disturbed([MeanRow("paper", waiting=0.5), MeanRow("svg2", waiting=None)])[0]
 
 
 def test_bars_need_stages():
     parts = dict.fromkeys(PARTS, 0.1)
-    assert runtime([Row(DENSE), Row("paper", parts=parts)]) == []
-    (picture,) = runtime([Row(DENSE, parts={"dense": 1.0}), Row("paper", parts=parts)])
+    assert runtime([MeanRow(DENSE), MeanRow("paper", parts=parts)]) == []
+    (picture,) = runtime([MeanRow(DENSE, parts={"dense": 1.0}), MeanRow("paper", parts=parts)])
     assert picture.drawing.png.startswith(b"\x89PNG") and "attention pairs" in picture.drawing.svg
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("typer")
 from residua import Config, InputError, accelerate
 from residua.hosts import QUALITIES, Profile, Settings
 from residua.tools.generate import tune
+from residua.tools.generate.averages import MeanRow
 from residua.tools.generate.floor import MEANING
 from residua.tools.generate.run import generate
 from residua.tools.generate.tune import Log, Target, Trial, Unreachable, densities, setting
@@ -67,7 +68,8 @@ def test_targets():
 
 def trial(settings, worst, target, cost=None) -> Trial:
     cost = settings.config.density if cost is None else cost
-    return Trial(settings, worst, target.kept_by(worst), cost, worst, None, None, 0.1, 2.0)
+    means = MeanRow("a setting", settings, psnr=worst, error=0.1, speedup=2.0)
+    return Trial(means, worst, target.kept_by(worst), cost)
 
 
 def search(monkeypatch, worst_at, target, floor=None, tries=7):

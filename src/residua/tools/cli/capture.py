@@ -41,9 +41,9 @@ def capture(
     from ..capture.recording import capture as record
     from ..capture.writer import clear_capture
     from ..generate import require_packages
-    from ..generate.loading import Placement, load
+    from ..generate.loading import PipelinePlacement, load
     from ..generate.run import Request, parse_size
-    from .lab_progress import counter
+    from .progress import counter
 
     require_packages()
     if quick:
@@ -51,7 +51,7 @@ def capture(
         size, frames, run_steps, steps = "64", 16, 4, steps or "1,2"
     recorded = [run_steps // 3, 2 * run_steps // 3] if steps is None else whole_numbers("steps", steps)
     request = Request(prompt, seed, run_steps, *parse_size(size), frames)
-    pipe = load(model, Placement())
+    pipe = load(model, PipelinePlacement())
     if force:
         clear_capture(out)
     arguments = request.arguments(pipe)

@@ -100,7 +100,7 @@ def compare(
         else:
             facts["density"] = density
             for measured in method_table.measure(clips, todo, device=device, pbench=scores):
-                report = method_table.make_report(measured, facts)
+                report = method_table.methods_page(measured, facts)
                 publish_folder(out, report.files())
     if methods is None:
         for table in tradeoff.tables(rows, f"{model}: quality against efficiency"):

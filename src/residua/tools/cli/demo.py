@@ -49,7 +49,7 @@ def demo(
     from ..generate import require_packages
     from ..generate.compare import compare
     from ..generate.comparison import machine
-    from ..generate.loading import WORLD, Placement, load
+    from ..generate.loading import WORLD, PipelinePlacement, load
     from ..generate.page import result_files
     from ..generate.run import Request, parse_size
     from ..metrics.video_quality import find_lpips
@@ -74,7 +74,7 @@ def demo(
         torch.set_num_threads(threads)
     load_before = machine()["load"]
     distance = find_lpips(lpips)
-    pipe = load(str(model or WORLD), Placement(device="cpu"))
+    pipe = load(str(model or WORLD), PipelinePlacement(device="cpu"))
     name = WORLD if model is None else f"{WORLD}, weights from {model.name}"
     with step_bars() as watch:
         found = compare(

@@ -14,7 +14,7 @@ from ...errors import InputError
 
 if TYPE_CHECKING:
     from ...hosts import Settings
-    from ..generate.loading import Placement
+    from ..generate.loading import PipelinePlacement
 
 Number = TypeVar("Number", int, float)
 
@@ -82,10 +82,10 @@ class PipelineOptions:
         height, width = (None, None) if self.size is None else parse_size(self.size)
         return {"steps": self.steps, "height": height, "width": width, "frames": self.frames}
 
-    def placement(self) -> Placement:
-        from ..generate.loading import Placement
+    def placement(self) -> PipelinePlacement:
+        from ..generate.loading import PipelinePlacement
 
-        return Placement(self.device, self.dtype, self.offload)
+        return PipelinePlacement(self.device, self.dtype, self.offload)
 
     def settings(self, **method: Any) -> Settings:
         """What is asked of the pipeline: the method, as keywords, and what stays dense."""

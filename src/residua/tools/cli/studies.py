@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ...errors import InputError
-from .app import command
+from .app import command, console, show
 from .options import BackendName, ForceFolder, command_line, words
 
 if TYPE_CHECKING:
@@ -22,71 +24,71 @@ RECONSTRUCTION = Path("residua-reconstructions")
 BUDGETS = Path("residua-budgets")
 BASELINES = Path("residua-baselines")
 WRITTEN_AGAIN = (ANALYSIS, ABLATION, RECONSTRUCTION, BUDGETS)  # without --force, if Residua wrote them
-SETTINGS = ("density", "query_groups", "kv_groups", "backend", "rules")  # options of the studies that a Config has too
 
 Captures = Annotated[Path, typer.Argument(help="Folder that `residua capture` wrote.")]
 Density = Annotated[float, typer.Option(help="Share of the pairs that may be evaluated.")]
 Groups = Annotated[int | None, typer.Option(min=1, help="Default: chosen from the number of tokens.")]
 RulesName = Annotated[str | None, typer.Option("--rules", help="cpu or gpu; default: those of the device.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Four calls and fewer settings.")]
 Out = Annotated[Path, typer.Option(help="Folder for the report.")]
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Settings of the method in a study, and how much is measured."""
+
+    density: Density = 0.22
+    query_groups: Groups = None
+    kv_groups: Groups = None
+    backend: BackendName = "auto"
+    rules: RulesName = None
+    quick: Annotated[bool, typer.Option("--quick", help="Four calls and fewer settings.")] = False
+
+    def settings(self) -> dict[str, Any]:
+        """Keywords of a Config."""
+        return _given(
+            density=self.density,
+            query_groups=self.query_groups,
+            kv_groups=self.kv_groups,
+            backend=self.backend,
+            rules=self.rules,
+        )
 
 
 @command(epilog="Example:  residua analyze captures --out residua-analyze")
 def analyze(
-    context: typer.Context,
-    captures: Captures,
-    density: Density = 0.22,
-    query_groups: Groups = None,
-    kv_groups: Groups = None,
-    backend: BackendName = "auto",
-    rules: RulesName = None,
-    quick: Quick = False,
-    out: Out = ANALYSIS,
-    force: ForceFolder = False,
+    context: typer.Context, captures: Captures, study: StudyOptions, out: Out = ANALYSIS, force: ForceFolder = False
 ) -> None:
     """Measure support, kept mass against error, and affine residuals (the paper's section 3)."""
-    from ..studies.diagnostics import analyze as study
+    from ...config import Config
+    from ..studies.diagnostics import analyze as analysis
 
-    run_study(study, context, settings(context, paper=True))
+    _run(analysis, context, captures, Config.paper(**study.settings()), study.quick, out, force)
 
 
 @command(epilog="Example:  residua ablate captures --out residua-ablate")
 def ablate(
-    context: typer.Context,
-    captures: Captures,
-    density: Density = 0.22,
-    query_groups: Groups = None,
-    kv_groups: Groups = None,
-    backend: BackendName = "auto",
-    rules: RulesName = None,
-    quick: Quick = False,
-    out: Out = ABLATION,
-    force: ForceFolder = False,
+    context: typer.Context, captures: Captures, study: StudyOptions, out: Out = ABLATION, force: ForceFolder = False
 ) -> None:
     """Measure partition, reconstruction, density, probes and k-means steps (the paper's Tables 2-4)."""
-    from ..studies.ablations import ablate as study
+    from ...config import Config
+    from ..studies.ablations import ablate as ablation
 
-    run_study(study, context, settings(context, paper=True))
+    _run(ablation, context, captures, Config.paper(**study.settings()), study.quick, out, force)
 
 
 @command(epilog="Example:  residua reconstructions captures --out residua-reconstructions")
 def reconstructions(
     context: typer.Context,
     captures: Captures,
-    density: Annotated[float, typer.Option(help="Density at which the parts of anchored are compared.")] = 0.22,
-    query_groups: Groups = None,
-    kv_groups: Groups = None,
-    backend: BackendName = "auto",
-    rules: RulesName = None,
-    quick: Quick = False,
+    study: StudyOptions,
     out: Out = RECONSTRUCTION,
     force: ForceFolder = False,
 ) -> None:
     """Compare reconstructions at equal cost, the parts of "anchored", and the estimates of the error."""
+    from ...config import Config
     from ..studies.reconstructions import compare_reconstructions
 
-    run_study(compare_reconstructions, context, settings(context))
+    _run(compare_reconstructions, context, captures, Config(**study.settings()), study.quick, out, force)
 
 
 @command(epilog="Example:  residua budgets captures --out residua-budgets")
@@ -100,9 +102,10 @@ def budgets(
     force: ForceFolder = False,
 ) -> None:
     """Compare one budget shared by all heads with the same density for each, at 2 to 8 % on average."""
+    from ...config import Config
     from ..studies.budgets import compare_budgets
 
-    run_study(compare_budgets, context, settings(context))
+    _run(compare_budgets, context, captures, Config(**_given(backend=backend, rules=rules)), quick, out, force)
 
 
 @command(epilog="Example:  residua baselines captures/ --density 0.22 --methods svg2,svg-ear,paper --quick")
@@ -123,14 +126,15 @@ def baselines(
     """Compare training-free sparse attention at matched density: error, pairs, products and time."""
     import torch
 
+    from ...config import Config
     from ..studies.baselines import chosen_methods, compare_baselines
 
     chosen = chosen_methods(None if methods is None else words("methods", methods))
     query_groups, kv_groups = (None, None) if groups is None else _two_counts(groups)
-    config = settings(context).replace(query_groups=query_groups, kv_groups=kv_groups)
+    given = _given(density=density, query_groups=query_groups, kv_groups=kv_groups, backend=backend, rules=rules)
     if threads is not None:
         torch.set_num_threads(threads)
-    run_study(compare_baselines, context, config, methods=chosen, repeats=repeats)
+    _run(compare_baselines, context, captures, Config(**given), quick, out, force, methods=chosen, repeats=repeats)
 
 
 def _two_counts(groups: str) -> tuple[int, int]:
@@ -140,24 +144,37 @@ def _two_counts(groups: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def settings(context: typer.Context, paper: bool = False) -> Config:
-    """The default method, or the paper's, with the options of the study that are settings of a Config."""
-    from ...config import Config
-
-    given = {name: context.params[name] for name in SETTINGS if context.params.get(name) is not None}
-    return Config.paper(**given) if paper else Config(**given)
+def _given(**settings: Any) -> dict[str, Any]:
+    """Without what is left to the Config."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
-def run_study(study: Callable[..., Page], context: typer.Context, config: Config, **more: Any) -> None:
-    """Reads the captures that the command names, studies them and publishes the report."""
-    from ...util.files import check_folder
+def _run(
+    study: Callable[..., Page],
+    context: typer.Context,
+    captures: Path,
+    config: Config,
+    quick: bool,
+    out: Path,
+    force: bool,
+    **more: Any,
+) -> None:
+    """Reads captures, studies them, prints tables and findings, and writes everything to the folder."""
+    from ...util.files import check_folder, publish_folder
     from ..capture.captures import read_captures
-    from .lab_progress import call_bar, publish
+    from .progress import call_bar
 
-    captures, out = context.params["captures"], context.params["out"]
-    check_folder(out, context.params["force"], reuse=out in WRITTEN_AGAIN)
+    check_folder(out, force, reuse=out in WRITTEN_AGAIN)
     calls = read_captures(captures)
     with call_bar() as watch:
-        shown = f"{command_line(context)} {captures.name}"
-        page = study(calls, config, shown, context.params["quick"], watch, **more)
-    publish(page, out)
+        page = study(calls, config, f"{command_line(context)} {captures.name}", quick, watch, **more)
+    publish_folder(out, page.files())
+    for table in page.tables:
+        show(table.rich())
+        console.print()
+    for warning in page.warnings:
+        console.print(f"[yellow]warning:[/yellow] {escape(warning)}")
+    for item in page.findings:
+        colour = {"confirmed": "green", "contradicted": "red"}.get(item.verdict, "yellow")
+        console.print(f"[{colour}]{item.verdict}[/{colour}]  {escape(item.claim)}: {escape(item.evidence)}")
+    console.print(f"wrote {out}/ : open {out / 'report.html'} in a browser", soft_wrap=True, markup=False)

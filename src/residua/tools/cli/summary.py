@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from ..generate.averages import FIGURES
 from ..generate.comparison import Comparison
 from ..generate.floor import MEANING as FLOOR
 from ..generate.floor import floor_text
 from ..generate.flops import flops_unit
+from ..metrics.video_quality import METRICS
 from .app import figures
 
 if TYPE_CHECKING:
     from ...world.physics import Physics
 
 WAITING = 0.1  # share of the time; above it, other programs influence a speed-up as much as this one
-METRICS = (
-    ("PSNR, dB", "psnr", "{:.2f}"),
-    ("SSIM", "ssim", "{:.4f}"),
-    ("GMSD", "gmsd", "{:.4f}"),
-    ("LPIPS", "lpips", "{:.4f}"),
-)
 LOAD = 1.5  # runnable programs per core in use
 
 
@@ -57,7 +53,8 @@ def summary(comparison: Comparison) -> Group:
     unit, factor = flops_unit(pflops)
     amounts = [_number(None if value is None else factor * value, "{:.3g}") for value in pflops]
     row(f"{unit} of the transformer", *amounts)
-    for title, metric, form in METRICS:
+    for metric in METRICS:
+        title, form = FIGURES[metric]
         # The dense column shows the noise floor: a second dense video against the first.
         lowest = None if comparison.floor is None else floor_text(comparison.floor, metric, form)
         row(title + (" (dense: the noise floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))

@@ -196,10 +196,10 @@ def _cells(trial: Trial) -> list[str]:
         f"{config.max_error:g}",
         f"{trial.cost:.1%}",
         _number(trial.worst),
-        _number(trial.psnr, "{:.2f}"),
-        _number(trial.lpips),
-        _number(trial.error),
-        _number(trial.speedup, "{:.2f}x"),
+        _number(trial.means.psnr, "{:.2f}"),
+        _number(trial.means.lpips),
+        _number(trial.means.error),
+        _number(trial.means.speedup, "{:.2f}x"),
         "kept" if trial.kept else "missed",
     ]
 

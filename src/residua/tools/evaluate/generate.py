@@ -14,7 +14,7 @@ from ...errors import InputError, IntegrationError
 from ...hosts import Report, ReportRow
 from ...util.files import OutputError
 from ..generate import loading
-from ..generate.compare import Run, generate_once, warm_up
+from ..generate.compare import ClipRun, generate_once, warm_up
 from ..generate.comparison import machine, total_pflops, video_tokens, why_all_dense
 from ..generate.run import Request
 from ..generate.videos import encode_mp4, enlarged, to_pixels
@@ -120,7 +120,7 @@ class Generate:
             work = self._job.suite.work
             try:
                 self._pipe = loading.load(
-                    self._job.suite.model, loading.Placement(work.device, work.dtype, work.offload)
+                    self._job.suite.model, loading.PipelinePlacement(work.device, work.dtype, work.offload)
                 )
             except (InputError, IntegrationError) as error:
                 raise StopError(str(error)) from error
@@ -133,7 +133,7 @@ class Generate:
             self._linear_flops = warm_up(pipe, request, settings[0], lambda name: lambda done, total: None)
             self._warm = True
 
-    def _accounts(self, run: Run) -> dict[str, Any]:
+    def _accounts(self, run: ClipRun) -> dict[str, Any]:
         """What the sparse calls did; empty for dense attention, which has no report."""
         report, linear = run.report, self._linear_flops
         if report is None:

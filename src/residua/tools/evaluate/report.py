@@ -25,7 +25,7 @@ WORST = 10
 MAX_PARTS = 200  # most points of a line in the figure
 
 
-def make_report(
+def suite_report(
     suite: Suite,
     rows: Sequence[dict[str, Any]],
     wanted: int,

@@ -35,7 +35,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Evaluation:
     """How a run ended."""
 
     rows: int
@@ -65,7 +65,7 @@ def evaluate(
     options: Options | None = None,
     watcher: Watcher | None = None,
     engine: Engine | None = None,
-) -> Outcome:
+) -> Evaluation:
     """Makes the missing rows of a suite and writes the report.
 
     Args:
@@ -145,8 +145,8 @@ def versions() -> dict[str, str | None]:
 
 def _finish(
     store: Store, suite: Suite, rows: Sequence[Row], manifest: dict[str, Any], command: str, made: int
-) -> Outcome:
-    from .report import make_report
+) -> Evaluation:
+    from .report import suite_report
     from .scorers import join_scores
 
     found = store.rows_of(rows)
@@ -155,11 +155,11 @@ def _finish(
     manifest["runs"][-1]["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_manifest(store.folder, manifest)
     scores, reasons = join_scores(store.folder, suite, done)
-    publish_folder(store.folder / REPORT, make_report(suite, found, len(rows), scores, reasons, manifest, command))
+    publish_folder(store.folder / REPORT, suite_report(suite, found, len(rows), scores, reasons, manifest, command))
     if not suite.work.keep_references and len(done) == len(rows):
         store.drop_references()
     failed = len(found) - len(done)
-    return Outcome(len(rows), len(done), failed, made, store.folder / REPORT / "report.html")
+    return Evaluation(len(rows), len(done), failed, made, store.folder / REPORT / "report.html")
 
 
 def _absolute(suite: Suite) -> Suite:

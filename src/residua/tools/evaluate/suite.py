@@ -166,17 +166,7 @@ def _seeds(table: TomlTable) -> tuple[int, ...]:
 def _generation(table: TomlTable) -> Generation:
     size = table.get("size", str)
     height, width = (None, None) if size is None else parse_size(size)
-    guidance = table.get("guidance", float)
-    found = Generation(
-        steps=table.get("steps", int),
-        height=height,
-        width=width,
-        frames=table.get("frames", int),
-        guidance=None if guidance is None else float(guidance),
-        negative_prompt=table.get("negative_prompt", str),
-        fps=table.get("fps", int, 16),
-    )
-    table.finish()
+    found = table.fill(Generation, height=height, width=width)
     if not 1 <= found.fps <= MAX_FPS:
         raise table.error("fps", f"wanted 1 to {MAX_FPS}")
     if found.guidance is not None and not math.isfinite(found.guidance):
@@ -231,15 +221,7 @@ def _checked(setting: Setting) -> Setting:
 
 
 def _work(table: TomlTable) -> Workers:
-    found = Workers(
-        device=table.get("device", str, "auto"),
-        dtype=table.get("dtype", str, "auto"),
-        offload=table.get("offload", str, "none"),
-        workers=table.get("workers", int),
-        threads=table.get("threads", int),
-        retries=table.get("retries", int, 1),
-        keep_references=table.get("keep_references", bool, True),
-    )
+    found = table.fill(Workers)
     for name, known in (("dtype", ("auto", *DTYPES)), ("offload", OFFLOADS)):
         if getattr(found, name) not in known:
             raise table.error(name, f"wanted one of {', '.join(known)}")
@@ -249,7 +231,6 @@ def _work(table: TomlTable) -> Workers:
             raise table.error(name, f"wanted at least {least}")
     if found.threads is not None and found.threads > MAX_THREADS:  # torch would end the process
         raise table.error("threads", f"wanted at most {MAX_THREADS}")
-    table.finish()
     return found
 
 

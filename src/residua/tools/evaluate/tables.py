@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from ...errors import InputError
 from ...util.spelling import did_you_mean
@@ -16,6 +17,9 @@ KINDS = {
     list: "a list [...]",
     dict: "a table",
 }
+
+
+Filled = TypeVar("Filled")
 
 
 class TomlTable:
@@ -47,6 +51,22 @@ class TomlTable:
         """A table inside this one; empty if it is missing."""
         where = f"{self.where}.{name}" if self.where else name
         return TomlTable(self.get(name, dict, {}), where)
+
+    def fill(self, kind: type[Filled], **given: Any) -> Filled:
+        """A dataclass whose fields are the names of the table; what is missing keeps its default.
+
+        Args:
+            kind: The dataclass.
+            **given: Fields that are not in the table.
+        """
+        hints, values = get_type_hints(kind), dict(given)
+        for field in fields(kind):  # type: ignore[arg-type]
+            if field.name not in given:
+                wanted = next(iter(get_args(hints[field.name])), hints[field.name])  # `int` of `int | None`
+                value = self.get(field.name, wanted, field.default)
+                values[field.name] = float(value) if wanted is float and value is not None else value
+        self.finish()
+        return kind(**values)
 
     def names(self) -> list[str]:
         return list(self._values)

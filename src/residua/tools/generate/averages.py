@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -10,16 +10,33 @@ from typing import Any
 from ...hosts import Settings
 from ..metrics.physics import PhysicsRow, mean_dense_physics, mean_physics
 from ..metrics.video_quality import METRICS, Lpips
+from ..reports.table import Table, number
 from .compare import Watch, compare_with, dense_baseline
 from .comparison import Baseline, Comparison
 from .floor import NAME as DENSE_AGAIN
+from .flops import flops_unit
 from .run import Request
 
 DENSE = "dense"
+# Titles of the figures in tables, and how they are printed. FLOPs are titled by their unit.
+FIGURES = {
+    "psnr": ("PSNR, dB", "{:.2f}"),
+    "ssim": ("SSIM", "{:.4f}"),
+    "gmsd": ("GMSD", "{:.4f}"),
+    "lpips": ("LPIPS", "{:.4f}"),
+    "density": ("density", "{:.1%}"),
+    "cost": ("cost", "{:.1%}"),
+    "error": ("estimated error", "{:.4f}"),
+    "pflops": ("", "{:.4g}"),
+    "speedup": ("speed-up", "{:.2f}x"),
+    "cpu_speedup": ("in CPU time", "{:.2f}x"),
+    "seconds": ("seconds", "{:.1f}"),
+}
+SCORES = {"imaging_quality": "ImgQual", "subject_consistency": "SubCons", "pbench": "PBench"}
 
 
 @dataclass(frozen=True)
-class Row:
+class MeanRow:
     """One way to generate, averaged over the prompts; None: not measured for all of them."""
 
     name: str
@@ -107,18 +124,18 @@ class ClipSet:
 
     def rows_so_far(
         self, todo: Sequence[tuple[str, Settings]], time_stages: bool = False
-    ) -> Iterator[tuple[list[Row], list[Comparison]]]:
+    ) -> Iterator[tuple[list[MeanRow], list[Comparison]]]:
         """Yields all rows and the last comparisons after each setting, so that a run that is interrupted keeps its
         results. Dense comes first, then the second dense run if there was one."""
-        rows: list[Row] = []
+        rows: list[MeanRow] = []
         for name, settings in todo:
             found = self.compare(name, settings, time_stages)
             if not rows:
                 rows += self._dense_rows(found)
-            rows.append(_sparse_row(name, settings, found))
+            rows.append(sparse_row(name, settings, found))
             yield rows, found
 
-    def _dense_rows(self, found: Sequence[Comparison]) -> list[Row]:
+    def _dense_rows(self, found: Sequence[Comparison]) -> list[MeanRow]:
         """Dense attention has no distance from itself and no error."""
         seconds, pflops = (
             fmean(dense.timed.median for dense in self.baselines),
@@ -128,7 +145,7 @@ class ClipSet:
         parts = {}
         if attention is not None:
             parts = {"rest of the model": (1 - attention) * seconds, "dense": attention * seconds}
-        dense = Row(
+        dense = MeanRow(
             DENSE,
             density=1.0,
             cost=1.0,
@@ -143,10 +160,11 @@ class ClipSet:
         if not floors:
             return [dense]
         again: dict[str, Any] = {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
-        return [dense, Row(DENSE_AGAIN, density=1.0, cost=1.0, pflops=pflops, **again)]
+        return [dense, MeanRow(DENSE_AGAIN, density=1.0, cost=1.0, pflops=pflops, **again)]
 
 
-def _sparse_row(name: str, settings: Settings, found: Sequence[Comparison]) -> Row:
+def sparse_row(name: str, settings: Settings, found: Sequence[Comparison]) -> MeanRow:
+    """The means of one setting over the prompts."""
     figures = {
         **{metric: [getattr(one.quality, metric) for one in found] for metric in METRICS},
         "density": [one.density for one in found],
@@ -161,7 +179,35 @@ def _sparse_row(name: str, settings: Settings, found: Sequence[Comparison]) -> R
     means: dict[str, Any] = {figure: mean(values) for figure, values in figures.items()}
     spread = {figure: (min(values), max(values)) for figure, values in figures.items() if means[figure] is not None}
     physics = mean_physics([one.physics for one in found])
-    return Row(name, settings, **means, spread=spread, parts=_parts(found), physics=physics)
+    return MeanRow(name, settings, **means, spread=spread, parts=_parts(found), physics=physics)
+
+
+def table(
+    title: str,
+    first: str,
+    names: Sequence[str],
+    rows: Sequence[MeanRow],
+    labels: Mapping[str, Sequence[str]] | None = None,
+    emphasis: str | None = None,
+) -> Table:
+    """Everything that was measured, without empty columns.
+
+    Args:
+        title: Of the table.
+        first: Title of the names.
+        names: A name for each row.
+        rows: What was measured.
+        labels: Columns before the figures, by title.
+        emphasis: The name of our row.
+    """
+    unit, factor = flops_unit(row.pflops for row in rows)
+    columns: dict[str, list[str]] = {name: list(cells) for name, cells in (labels or {}).items()}
+    for figure, (heading, form) in FIGURES.items():
+        by, values = factor if figure == "pflops" else 1, [getattr(row, figure) for row in rows]
+        columns[heading or unit] = [number(None if value is None else by * value, form) for value in values]
+    for score, heading in SCORES.items():
+        columns[heading] = [number(row.scores.get(score), "{:.4f}") for row in rows]
+    return Table.filled(title, first, names, columns, emphasis=emphasis)
 
 
 def mean(values: Sequence[float | None]) -> float | None:

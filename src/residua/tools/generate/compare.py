@@ -17,17 +17,17 @@ from .comparison import Baseline, Comparison, Timed
 from .floor import NAME as DENSE_AGAIN
 from .floor import another_order, measure_floor
 from .flops import counted_passes
-from .run import Generation, Progress, Request, generate
+from .run import Clip, Progress, Request, generate
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
 Watch = Callable[[str], Progress]  # from the name of a run to the function that receives its steps
 
 
 @dataclass(frozen=True)
-class Run:
+class ClipRun:
     """One generation and what its attention calls did; `report` is None for dense attention."""
 
-    clip: Generation
+    clip: Clip
     report: Report | None
     passes: int  # forward passes of the transformers
 
@@ -40,15 +40,15 @@ def generate_once(
     *,
     time_stages: bool = False,
     reordered: bool = False,
-) -> Run:
+) -> ClipRun:
     """Runs the pipeline once: sparse with these settings, dense without any, and with the keys of dense attention
     in another order if it is `reordered`."""
     if settings is None:
         order: AbstractContextManager[None] = another_order(pipe) if reordered else nullcontext()
         with order, counted_passes(pipe) as passes:
-            return Run(generate(pipe, request, progress), None, passes.count)
+            return ClipRun(generate(pipe, request, progress), None, passes.count)
     with accelerate_with(pipe, settings, time_stages=time_stages) as handle, counted_passes(pipe) as passes:
-        return Run(generate(pipe, request, progress), handle.report(), passes.count)
+        return ClipRun(generate(pipe, request, progress), handle.report(), passes.count)
 
 
 def compare(
@@ -114,7 +114,7 @@ def dense_baseline(
     return Baseline(Timed.of([run]), linear_flops, attention, again)
 
 
-def _floor(pipe: Any, request: Request, dense: Generation, lpips: Lpips | str, watch: Watch) -> VideoQuality:
+def _floor(pipe: Any, request: Request, dense: Clip, lpips: Lpips | str, watch: Watch) -> VideoQuality:
     return measure_floor(pipe, request, dense.frames, lpips, watch(DENSE_AGAIN))
 
 
@@ -143,7 +143,7 @@ def _compared(
     model: str,
     request: Request,
     settings: Settings,
-    runs: Sequence[Run],
+    runs: Sequence[ClipRun],
     dense: Baseline | None,
     lpips: Lpips | str,
 ) -> Comparison:

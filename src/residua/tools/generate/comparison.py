@@ -15,20 +15,20 @@ from ...hosts import Report, Settings
 from .. import doctor
 from ..metrics.physics import RunPhysics
 from ..metrics.video_quality import VideoQuality
-from .run import Generation, Request
+from .run import Clip, Request
 
 
 @dataclass(frozen=True)
 class Timed:
     """One way to generate the clip, perhaps several times; the median time counts."""
 
-    clip: Generation
+    clip: Clip
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...]
     waited: tuple[float | None, ...]
 
     @classmethod
-    def of(cls, runs: Sequence[Generation]) -> Timed:
+    def of(cls, runs: Sequence[Clip]) -> Timed:
         """The times of all runs, and the clip of the last."""
         return cls(
             runs[-1],

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...hosts.diffusers import accelerate
 from ..capture.recording import dense_on_purpose
 from ..metrics.video_quality import Lpips, VideoQuality, quality
-from .run import Generation, Progress, Request, generate
+from .run import Clip, Progress, Request, generate
 
 NAME = "dense again"  # in progress bars and tables
 MEANING = "dense against dense, its attention summed in another order"
@@ -41,7 +41,7 @@ def another_order(pipe: Any) -> Iterator[None]:
         yield
 
 
-def dense_again(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
+def dense_again(pipe: Any, request: Request, progress: Progress | None = None) -> Clip:
     """The dense clip of a request, with attention summed in another order.
 
     Args:

@@ -23,7 +23,7 @@ MAX_INDEX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Placement:
+class PipelinePlacement:
     """Where and how a pipeline runs. `auto` takes CUDA if there is a device, and bf16 on it."""
 
     device: str = "auto"
@@ -76,7 +76,7 @@ def _present(name: str) -> torch.device:
     raise InputError(f"device={name!r}: not on this machine; {wanted}")
 
 
-def load(model: str, placement: Placement) -> Any:
+def load(model: str, placement: PipelinePlacement) -> Any:
     """Loads `world`, a folder in the layout of diffusers, or a name on the Hugging Face hub."""
     folder = Path(model)
     if model == WORLD or _class_name(folder) == "WorldPipeline":
@@ -88,7 +88,7 @@ def load(model: str, placement: Placement) -> Any:
     return _placed(pipe, placement)
 
 
-def _load_world(folder: Path | None, placement: Placement) -> Any:
+def _load_world(folder: Path | None, placement: PipelinePlacement) -> Any:
     from ...hosts.diffusers.versions import require_diffusers
     from ...world import WEIGHTS, load_pipeline
 
@@ -103,7 +103,7 @@ def _load_world(folder: Path | None, placement: Placement) -> Any:
         log.enable_progress_bar()
 
 
-def _load_diffusers(model: str, placement: Placement) -> Any:
+def _load_diffusers(model: str, placement: PipelinePlacement) -> Any:
     from ...hosts.diffusers.versions import require_diffusers
 
     diffusers = require_diffusers()
@@ -124,7 +124,7 @@ def _load_diffusers(model: str, placement: Placement) -> Any:
         ) from error
 
 
-def _placed(pipe: Any, placement: Placement) -> Any:
+def _placed(pipe: Any, placement: PipelinePlacement) -> Any:
     device = placement.torch_device
     if placement.offload == "model":
         pipe.enable_model_cpu_offload(device=device)

@@ -20,11 +20,10 @@ from ..metrics import vbench
 from ..metrics.physics import physics_table
 from ..reports import figure
 from ..reports.page import Page, Picture
-from ..reports.table import Table, counted, number, share
-from .averages import DENSE, DENSE_AGAIN, ClipSet, Row
+from ..reports.table import counted, share
+from .averages import DENSE, DENSE_AGAIN, ClipSet, MeanRow, table
 from .comparison import machine
 from .floor import MEANING
-from .flops import flops_unit
 from .videos import contact_sheet, encode_mp4, encode_png, to_pixels
 
 OURS = "anchored"
@@ -47,6 +46,7 @@ PARTS = {
     "exact rows": "text rows",
     "layout": "layout and receipts",
 }
+TABLE = "Quality and efficiency (the paper's Table 1)"
 FRAMES_CAPTION = "The first prompt: evenly spaced frames of the clip that each method generated."
 RUNTIME_CAPTION = (
     "Where the seconds of one generation go. The kernels gather the rows of a group as they read them and "
@@ -59,7 +59,7 @@ RUNTIME_CAPTION = (
 class MethodRows:
     """The rows so far, the clips of the first prompt, and what could not be measured."""
 
-    rows: list[Row]
+    rows: list[MeanRow]
     clips: dict[str, np.ndarray]
     tokens: int
     not_measured: dict[str, str]
@@ -143,28 +143,7 @@ def _scores(
     return scores
 
 
-def table(rows: Sequence[Row], heading: str) -> Table:
-    """The columns of the paper's Table 1 and those that only Residua can fill; empty columns are left out."""
-    unit, factor = flops_unit(row.pflops for row in rows)
-    columns = {
-        "PSNR, dB": [number(row.psnr, "{:.2f}") for row in rows],
-        "SSIM": [number(row.ssim, "{:.4f}") for row in rows],
-        "GMSD": [number(row.gmsd, "{:.4f}") for row in rows],
-        "LPIPS": [number(row.lpips, "{:.4f}") for row in rows],
-        "ImgQual": [number(row.scores.get("imaging_quality"), "{:.4f}") for row in rows],
-        "SubCons": [number(row.scores.get("subject_consistency"), "{:.4f}") for row in rows],
-        "PBench": [number(row.scores.get("pbench"), "{:.4f}") for row in rows],
-        "density": [number(row.density, "{:.1%}") for row in rows],
-        "cost": [number(row.cost, "{:.1%}") for row in rows],
-        unit: [number(None if row.pflops is None else factor * row.pflops, "{:.3g}") for row in rows],
-        "speed-up": [number(row.speedup, "{:.2f}x") for row in rows],
-        "in CPU time": [number(row.cpu_speedup, "{:.2f}x") for row in rows],
-        "estimated error": [number(row.error, "{:.4f}") for row in rows],
-    }
-    return Table.filled(heading, "method", [title(row.name) for row in rows], columns, emphasis=title(OURS))
-
-
-def runtime(rows: Sequence[Row]) -> list[Picture]:
+def runtime(rows: Sequence[MeanRow]) -> list[Picture]:
     """The stacked bars; empty if stages were not timed."""
     timed = [row for row in rows if row.parts]
     if len(timed) < 2:
@@ -173,7 +152,7 @@ def runtime(rows: Sequence[Row]) -> list[Picture]:
     return [Picture("runtime", "Runtime", RUNTIME_CAPTION, figure.stacked(bars, "seconds of one generation"))]
 
 
-def disturbed(rows: Sequence[Row]) -> list[str]:
+def disturbed(rows: Sequence[MeanRow]) -> list[str]:
     """A warning if other work had so much of the machine that the times say little about the methods."""
     worst = max((row.waiting or 0.0 for row in rows), default=0.0)
     if worst <= MAX_WAITING:
@@ -184,7 +163,7 @@ def disturbed(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def make_report(found: MethodRows, facts: Mapping[str, Any]) -> Page:
+def methods_page(found: MethodRows, facts: Mapping[str, Any]) -> Page:
     """The whole report.
 
     Args:
@@ -206,7 +185,7 @@ def make_report(found: MethodRows, facts: Mapping[str, Any]) -> Page:
         "the error is what a method says of itself while it runs.",
         command=facts["command"],
         tables=[
-            table(found.rows, "Quality and efficiency (the paper's Table 1)"),
+            table(TABLE, "method", [title(row.name) for row in found.rows], found.rows, emphasis=title(OURS)),
             *physics_table({title(row.name): row.physics for row in found.rows}, title(OURS)),
         ],
         pictures=[_frames(found), *runtime(found.rows)],

@@ -34,7 +34,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Saving:
+class BarPair:
     """Dense against sparse as two bars; `dense` is empty if there is no dense video."""
 
     title: str
@@ -127,25 +127,25 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _savings(comparison: Comparison) -> list[Saving]:
+def _savings(comparison: Comparison) -> list[BarPair]:
     """What sparse attention saved: time, and work of attention."""
     made = [_time_saving(comparison)]
     if comparison.cost is not None:
         share, against = 100 * comparison.cost, "" if comparison.dense is None else "100%"
-        work = Saving("Work of attention", against, f"{share:.1f}%", min(100.0, share), _work_remark(comparison))
+        work = BarPair("Work of attention", against, f"{share:.1f}%", min(100.0, share), _work_remark(comparison))
         made.append(work)
     return made
 
 
-def _time_saving(comparison: Comparison) -> Saving:
+def _time_saving(comparison: Comparison) -> BarPair:
     sparse, baseline = comparison.sparse.median, comparison.dense
     title, remark = "Time of the whole generation", "includes the steps and layers that stay dense"
     if baseline is None:
-        return Saving(title, "", f"{sparse:.1f} s", 100.0, remark)
+        return BarPair(title, "", f"{sparse:.1f} s", 100.0, remark)
     dense = baseline.timed.median
     if comparison.cpu_speedup is not None:
         remark += f"; {comparison.cpu_speedup:.2f} times as fast in processor time"
-    return Saving(title, f"{dense:.1f} s", f"{sparse:.1f} s", min(100.0, 100 * sparse / dense), remark)
+    return BarPair(title, f"{dense:.1f} s", f"{sparse:.1f} s", min(100.0, 100 * sparse / dense), remark)
 
 
 def _work_remark(comparison: Comparison) -> str:

@@ -67,7 +67,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Generation:
+class Clip:
     """A clip and its time, from the call of the pipeline to the frames."""
 
     frames: np.ndarray  # [T, H, W, 3] in [0, 1]
@@ -77,7 +77,7 @@ class Generation:
     waited: float | None = None  # seconds in which it was ready to run and other work had the core
 
 
-def generate(pipe: Any, request: Request, progress: Progress | None = None) -> Generation:
+def generate(pipe: Any, request: Request, progress: Progress | None = None) -> Clip:
     """Runs the pipeline once and measures its time."""
     arguments = request.arguments(pipe)
     with _watched(pipe, progress) as ticks:
@@ -89,7 +89,7 @@ def generate(pipe: Any, request: Request, progress: Progress | None = None) -> G
         after = _waited()
     steps = tuple(float(gap) for gap in np.diff([began, *ticks]))
     waited = None if before is None or after is None else after - before
-    return Generation(_clip(result), seconds, cpu_seconds, steps, waited)
+    return Clip(_clip(result), seconds, cpu_seconds, steps, waited)
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,30 +14,18 @@ from ...method.reconstruction import RECONSTRUCTIONS
 from ...util import json_text
 from .. import doctor
 from ..metrics.physics import physics_table
-from ..reports.figure import REFERENCE, colours
+from ..reports.figure import REFERENCE, canvas, colours, drawn
 from ..reports.page import Page
 from ..reports.table import Table, counted, number
-from .averages import DENSE_AGAIN, Row
+from .averages import DENSE_AGAIN, MeanRow, table
 from .comparison import machine
 from .floor import MEANING
-from .flops import flops_unit
 
 OURS = "response, anchored"  # the line of this project's method
 FILES = ("compare.md", "compare.json", "compare.png")
 ASKED = {"partition": "{}", "reconstruction": "{}", "quality": "{}", "max_error": "{:g}", "target": "{:.0%}"}
-MEASURED = {
-    "cost": ("cost", "{:.1%}"),
-    "density": ("density", "{:.1%}"),
-    "psnr": ("PSNR, dB", "{:.2f}"),
-    "ssim": ("SSIM", "{:.4f}"),
-    "gmsd": ("GMSD", "{:.4f}"),
-    "lpips": ("LPIPS", "{:.4f}"),
-    "error": ("attention error", "{:.4f}"),
-    "pflops": ("", "{:.4g}"),  # its title is the unit
-    "speedup": ("speed-up", "{:.2f}x"),
-    "seconds": ("seconds", "{:.1f}"),
-}
-WIDE = ("partition", "reconstruction", "quality", "max error", "target", "density", "seconds")  # not for a terminal
+# Columns that a terminal has no room for.
+WIDE = ("partition", "reconstruction", "quality", "max error", "target", "density", "in CPU time", "seconds")
 TITLES = {
     "psnr": "PSNR, dB",
     "speedup": "speed-up",
@@ -90,7 +77,7 @@ def _name(config: Config) -> str:
     return f"{config.partition}, {config.reconstruction}{bound} {config.density:.0%}"
 
 
-def asked(row: Row) -> dict[str, Any]:
+def asked(row: MeanRow) -> dict[str, Any]:
     """What was asked for. With `max_error`, `target` is the most that may be spent."""
     if row.settings is None:
         return {**dict.fromkeys(ASKED), "partition": row.name, "reconstruction": "-"}
@@ -106,18 +93,15 @@ def asked(row: Row) -> dict[str, Any]:
     }
 
 
-def tables(rows: Sequence[Row], title: str) -> list[Table]:
+def tables(rows: Sequence[MeanRow], title: str) -> list[Table]:
     """Everything that was asked for and measured, and the physics of the model in the box."""
-    names, labels = [row.name for row in rows], [asked(row) for row in rows]
-    columns = {name.replace("_", " "): [number(one[name], form) for one in labels] for name, form in ASKED.items()}
-    unit, factor = flops_unit(row.pflops for row in rows)
-    for name, (heading, form) in MEASURED.items():
-        by, values = factor if name == "pflops" else 1, [getattr(row, name) for row in rows]
-        columns[heading or unit] = [number(None if value is None else by * value, form) for value in values]
-    return [Table.filled(title, "setting", names, columns), *physics_table({row.name: row.physics for row in rows})]
+    names, found = [row.name for row in rows], [asked(row) for row in rows]
+    labels = {name.replace("_", " "): [number(one[name], form) for one in found] for name, form in ASKED.items()}
+    physics = physics_table({row.name: row.physics for row in rows})
+    return [table(title, "setting", names, rows, labels), *physics]
 
 
-def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]:
+def result_files(rows: Sequence[MeanRow], facts: dict[str, Any]) -> dict[str, bytes]:
     """Every file by its name.
 
     Args:
@@ -130,7 +114,7 @@ def result_files(rows: Sequence[Row], facts: dict[str, Any]) -> dict[str, bytes]
     return dict(zip(FILES, (markdown(rows, facts).encode(), text.encode(), plot(rows)), strict=True))
 
 
-def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
+def markdown(rows: Sequence[MeanRow], facts: dict[str, Any]) -> str:
     lead = (
         f"{facts['tokens']:,} video tokens, {facts['steps'] or 'default'} steps, "
         f"{counted(len(facts['prompts']), 'prompt')}, seed {facts['seed']}. "
@@ -145,7 +129,7 @@ def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:
     return Page(title, "\n\n".join([lead, *missing, *again]), facts["command"], tables(rows, "Settings")).markdown()
 
 
-def floor_remarks(rows: Sequence[Row]) -> list[str]:
+def floor_remarks(rows: Sequence[MeanRow]) -> list[str]:
     """What the row of the second dense run means, if there is one."""
     found = next((row for row in rows if row.name == DENSE_AGAIN), None)
     if found is None:
@@ -155,16 +139,11 @@ def floor_remarks(rows: Sequence[Row]) -> list[str]:
     return [f"{MEANING}: the noise floor. A PSNR near {found.psnr:.1f} dB cannot be told from a second dense run."]
 
 
-def plot(rows: Sequence[Row]) -> bytes:
+def plot(rows: Sequence[MeanRow]) -> bytes:
     """Quality over cost, one line per partition and reconstruction. The points of a line are ordered by what
     was asked for, so that a noisy speed-up does not tangle it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 8.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 2)
-    lines: dict[str, list[Row]] = {}
+    figure, panels = canvas(2, 2)
+    lines: dict[str, list[MeanRow]] = {}
     for row in rows:
         if row.settings is not None:
             lines.setdefault(_line(row), []).append(row)
@@ -177,16 +156,12 @@ def plot(rows: Sequence[Row]) -> bytes:
             axis.axhline(lowest, color=REFERENCE, linestyle=":", label="noise floor (dense again)")
         axis.set_xlabel(TITLES[x])
         axis.set_title(TITLES[y], loc="left")
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
     handles = panels.flat[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
+    return drawn(figure).png
 
 
-def _line(row: Row) -> str:
+def _line(row: MeanRow) -> str:
     """The line of the plot that a setting belongs to."""
     one = asked(row)
     if one["quality"] is not None:
@@ -194,7 +169,7 @@ def _line(row: Row) -> str:
     return f"{one['partition']}, {one['reconstruction']}{'' if one['max_error'] is None else ', by max error'}"
 
 
-def _draw(axis: Any, x: str, y: str, rows: list[Row], line: str, colour: str) -> None:
+def _draw(axis: Any, x: str, y: str, rows: list[MeanRow], line: str, colour: str) -> None:
     ordered = sorted(rows, key=lambda row: (asked(row)["max_error"] or 0.0, asked(row)["target"]))
     known = [row for row in ordered if getattr(row, x) is not None and getattr(row, y) is not None]
     style = "--" if asked(ordered[0])["max_error"] is not None else "-"

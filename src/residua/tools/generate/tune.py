@@ -21,7 +21,7 @@ from ...hosts.diffusers import model_facts
 from ...hosts.quality import DEFAULT_QUALITY
 from .. import doctor
 from ..metrics.video_quality import Lpips
-from .averages import ClipSet, mean
+from .averages import ClipSet, MeanRow, sparse_row
 from .compare import Watch
 from .comparison import Comparison, machine
 from .run import Request
@@ -70,15 +70,15 @@ class Unreachable(InputError):
 class Trial:
     """One setting on all prompts and seeds: the worst value of the target's metric, means of the rest."""
 
-    settings: Settings
+    means: MeanRow
     worst: float  # of the target's metric; an infinite PSNR means identical videos
     kept: bool
     cost: float  # of all calls, as a share of dense attention
-    psnr: float | None
-    ssim: float | None
-    lpips: float | None
-    error: float | None
-    speedup: float | None
+
+    @property
+    def settings(self) -> Settings:
+        assert self.means.settings is not None
+        return self.means.settings
 
     @property
     def config(self) -> Config:
@@ -87,9 +87,9 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for the evidence of a profile."""
-        names = ("worst", "kept", "cost", "psnr", "ssim", "lpips", "error", "speedup")
-        found = {name: getattr(self, name) for name in names}
-        return {"density": self.config.density, "max_error": self.config.max_error, **found}
+        own = {name: getattr(self, name) for name in ("worst", "kept", "cost")}
+        means = {name: getattr(self.means, name) for name in ("psnr", "ssim", "lpips", "error", "speedup")}
+        return {"density": self.config.density, "max_error": self.config.max_error, **own, **means}
 
 
 @dataclass
@@ -185,23 +185,14 @@ def check_floor(target: Target, floor: float | None) -> None:
 def try_setting(clips: ClipSet, settings: Settings, target: Target) -> Trial:
     """One setting on all clips."""
     assert settings.config is not None
-    found = clips.compare(f"density {settings.config.density:g}", settings)
+    name = f"density {settings.config.density:g}"
+    found = clips.compare(name, settings)
     if found[0].all_dense is not None:
         raise InputError(
             f"{found[0].all_dense}: there is nothing to tune; more frames, a larger size, or --min-tokens 0"
         )
     worst = target.worst([_measured(one, target) for one in found])
-    return Trial(
-        settings,
-        worst,
-        target.kept_by(worst),
-        cost=_total_cost(found),
-        psnr=mean([one.quality.psnr for one in found]),
-        ssim=mean([one.quality.ssim for one in found]),
-        lpips=mean([one.quality.lpips for one in found]),
-        error=mean([one.report.total.error for one in found]),
-        speedup=mean([one.speedup for one in found]),
-    )
+    return Trial(sparse_row(name, settings, found), worst, target.kept_by(worst), _total_cost(found))
 
 
 def tune(

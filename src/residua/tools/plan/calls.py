@@ -37,7 +37,7 @@ class SparseCall:
 
 
 def time_call(
-    model: Architecture, forward: cost.Forward, call: cost.Call, config: Config, machine: Machine
+    model: Architecture, forward: cost.Forward, call: cost.CallCost, config: Config, machine: Machine
 ) -> SparseCall:
     """A sparse call of all heads of a layer on a machine."""
     lloyd = call.kmeans_flops / (1e12 * machine.grouping)
@@ -54,7 +54,7 @@ def time_call(
     return SparseCall(cells, overhead, cold, call.peak_bytes, BY_RATES)
 
 
-def _estimated(model: Architecture, forward: cost.Forward, call: cost.Call, machine: Machine) -> Any:
+def _estimated(model: Architecture, forward: cost.Forward, call: cost.CallCost, machine: Machine) -> Any:
     """The stored estimate of such a call; None if there is none for this machine and head dim."""
     try:
         stored = importlib.import_module("residua.tools.plan.estimates")

@@ -56,7 +56,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallCost:
     """One sparse attention call."""
 
     density: float  # of all pairs, as close to the setting as possible
@@ -155,7 +155,7 @@ def schedule_calls(
     return Schedule(dense_steps, dense_layers, calls - sparse, sparse, min(sparse, sparse_sites * model.transformers))
 
 
-def count_call(model: Architecture, forward: Forward, tokens: int, config: Config, value_bytes: int) -> Call:
+def count_call(model: Architecture, forward: Forward, tokens: int, config: Config, value_bytes: int) -> CallCost:
     """What one sparse call evaluates, moves and holds, without the model's own tensors."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     exact_queries, pinned = forward.queries - tokens, forward.keys - tokens
@@ -182,7 +182,7 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     output = 4 * dim * heads * forward.queries  # fp32 until it is reconstructed
     indices = 16 * tokens * (heads + kv_heads)  # labels and order
     summary = 4 * dim * heads * cq * (2 * slots + 2 * rank)  # keys and values of the slots, drift
-    return Call(
+    return CallCost(
         density=min(1.0, max(whole, least / forward.pairs)),
         text_density=held,
         query_groups=cq,
@@ -196,7 +196,7 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     )
 
 
-def overhead_flops(call: Call, schedule: Schedule, config: Config) -> tuple[int, int]:
+def overhead_flops(call: CallCost, schedule: Schedule, config: Config) -> tuple[int, int]:
     """FLOPs of all k-means steps and of all routing; 0 for routing if the density includes it."""
     warm = schedule.sparse_calls - schedule.cold_calls
     lloyd = warm * config.kmeans_warm + schedule.cold_calls * config.kmeans_cold

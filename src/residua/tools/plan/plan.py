@@ -32,7 +32,7 @@ class Plan:
     grid: tuple[int, int, int]
     forward: cost.Forward
     schedule: cost.Schedule
-    call: cost.Call
+    call: cost.CallCost
     timed: SparseCall
     memory: Memory
     seconds: cost.Seconds

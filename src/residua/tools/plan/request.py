@@ -143,7 +143,12 @@ def _grid(model: Architecture, pixels: tuple[int, int], frames: int) -> tuple[in
 
 
 def _notes(
-    model: Architecture, size: tuple[int, int], frames: int, grid: tuple[int, int, int], config: Config, call: cost.Call
+    model: Architecture,
+    size: tuple[int, int],
+    frames: int,
+    grid: tuple[int, int, int],
+    config: Config,
+    call: cost.CallCost,
 ) -> list[str]:
     notes = []
     whole = (grid[0] * model.patch[0] - 1) * model.frame_compression + 1

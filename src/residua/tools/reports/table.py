@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 TITLE_WIDTH = 10  # of a column in the terminal; wider if its cells are
 
@@ -75,7 +75,9 @@ class Table:
             if place == 0:
                 table.add_column(escape(self.columns[0]), overflow="fold")
             else:
-                table.add_column(escape(self._narrow_title(place)), justify="right", vertical="bottom")
+                # two columns are a name and what it is
+                justify: Literal["left", "right"] = "left" if len(self.columns) == 2 else "right"
+                table.add_column(escape(self._narrow_title(place)), justify=justify, vertical="bottom")
         for row in self.rows:
             style = "bold" if row[0] == self.emphasis else None
             table.add_row(*(escape(row[place]) for place in shown), style=style)
@@ -105,6 +107,24 @@ def counted(number: int, what: str) -> str:
 
 def share(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
+
+
+def seconds(value: float) -> str:
+    """`1,650 s`, `2.5 s`, `18 ms`."""
+    if value == 0:
+        return "0"
+    if value >= 100:
+        return f"{value:,.0f} s"
+    return f"{value:.3g} s" if value >= 0.1 else f"{1e3 * value:.3g} ms"
+
+
+def byte_count(value: float) -> str:
+    """`512 B`, `1.5 MiB`, `12.34 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
 
 
 def _bold(cell: str) -> str:

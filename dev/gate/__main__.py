@@ -24,7 +24,7 @@ def gate(page: Annotated[Path | None, typer.Option(help="Write the table here.")
     if page is not None:
         write_text_whole(page, markdown(rows))
     elif console.is_terminal:
-        console.print(table(rows).rich())
+        console.print(table(rows).rich(colours={"FAIL": "red"}))
     console.print(verdict(rows), markup=False)
     if not passed(rows):
         raise typer.Exit(1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ...util import json_text
+from ..reports.table import Table
 from .app import command, console
 
 
@@ -45,30 +44,30 @@ def _self_test(as_json: bool) -> None:
         typer.echo(json_text.dumps(rows, indent=2))
     else:
         for row in rows:
-            table = Table("kernel", "dtype", "shape", "error", "allowed", "verdict", title=row["backend"])
-            for check in row["checks"]:
-                said = "[green]passed[/green]" if check["passed"] else f"[red]FAILED[/red] {escape(check['problem'])}"
-                figures = (f"{check['error']:.2g}", f"{check['limit']:.2g}")
-                table.add_row(check["kernel"], check["dtype"], check["shape"], *figures, said)
-            console.print(table)
+            columns = ("kernel", "dtype", "shape", "error", "allowed", "verdict")
+            checks = tuple(_check_cells(check) for check in row["checks"])
+            console.print(Table(row["backend"], columns, checks).rich(colours={"passed": "green", "FAILED": "red"}))
             console.print(row["verdict"], markup=False)
     if any(row["reason"] for row in rows):
         raise typer.Exit(1)
 
 
+def _check_cells(check: dict[str, Any]) -> tuple[str, ...]:
+    said = "passed" if check["passed"] else f"FAILED {check['problem']}"
+    return check["kernel"], check["dtype"], check["shape"], f"{check['error']:.2g}", f"{check['limit']:.2g}", said
+
+
 def _print_report(facts: dict[str, Any]) -> None:
-    table = Table("package", "version", title="Versions")
-    for name, version in facts["versions"].items():
-        table.add_row(name, version or "[dim]not installed[/dim]")
-    console.print(table)
+    versions = tuple((name, version or "not installed") for name, version in facts["versions"].items())
+    console.print(Table("Versions", ("package", "version"), versions).rich(colours={"not installed": "dim"}))
     cpu = facts["cpu"]
     features = " ".join(cpu["features"]) or "no known SIMD features"
     console.print(f"CPU: {cpu['model']}, {cpu['threads']} threads, {features}")
     console.print(f"native kernels: {cpu['native_isa'] or 'not built'}")
     console.print(f"GPU: {', '.join(facts['gpus']) or 'none visible to torch'}")
-    table = Table("backend", "state", "what it is", title="Backends, best first")
-    for state in facts["backends"]:
-        missing = state["reason"]
-        mark = "[green]available[/green]" if missing is None else f"[yellow]no:[/yellow] {escape(missing)}"
-        table.add_row(state["name"], mark, escape(state["summary"]))
-    console.print(table)
+    states = tuple(
+        (state["name"], "available" if state["reason"] is None else f"no: {state['reason']}", state["summary"])
+        for state in facts["backends"]
+    )
+    table = Table("Backends, best first", ("backend", "state", "what it is"), states)
+    console.print(table.rich(colours={"available": "green", "no:": "yellow"}))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+_NUMBER = re.compile(r"[-+]?[\d.]")
 TITLE_WIDTH = 10  # of a column in the terminal; wider if its cells are
 
 
@@ -57,10 +59,15 @@ class Table:
         lines = [f"**{self.title}**", "", line(self.columns), ruler, *map(line, bold)]
         return "\n".join([*lines, "", self.note] if self.note else lines) + "\n"
 
-    def rich(self, leave_out: Collection[str] = ()) -> Any:
-        """The table for a terminal, without the columns that are left out."""
+    def rich(self, leave_out: Collection[str] = (), colours: Mapping[str, str] | None = None) -> Any:
+        """The table for a terminal, without the columns that are left out. A word of `colours` at the beginning of a
+        cell is shown in its colour."""
         from rich.markup import escape
         from rich.table import Table as RichTable
+
+        def coloured(cell: str) -> str:
+            word = next((word for word in colours or {} if cell.startswith(word)), "")
+            return f"[{colours[word]}]{word}[/]{escape(cell[len(word) :])}" if colours and word else escape(cell)
 
         table = RichTable(
             title=escape(self.title),
@@ -75,14 +82,21 @@ class Table:
             if place == 0:
                 table.add_column(escape(self.columns[0]), overflow="fold")
             else:
-                # two columns are a name and what it is
-                justify: Literal["left", "right"] = "left" if len(self.columns) == 2 else "right"
-                table.add_column(escape(self._narrow_title(place)), justify=justify, vertical="bottom")
+                justify: Literal["left", "right"] = "right" if self._holds_numbers(place) else "left"
+                table.add_column(
+                    escape(self._narrow_title(place)),
+                    justify=justify,
+                    vertical="bottom" if justify == "right" else "top",
+                )
         for row in self.rows:
             style = "bold" if row[0] == self.emphasis else None
-            table.add_row(*(escape(row[place]) for place in shown), style=style)
+            table.add_row(*(coloured(row[place]) for place in shown), style=style)
         table.caption = escape(self.note) if self.note else None
         return table
+
+    def _holds_numbers(self, place: int) -> bool:
+        cells = [row[place] for row in self.rows if row[place] not in ("", "-")]
+        return 2 * sum(_NUMBER.match(cell) is not None for cell in cells) >= len(cells)
 
     def _narrow_title(self, place: int) -> str:
         """The title of a column in lines that are no wider than its cells, so that names get the room."""

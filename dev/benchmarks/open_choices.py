@@ -14,11 +14,10 @@ import argparse
 from pathlib import Path
 from statistics import fmean
 
-import residua
 from residua import Config
 from residua.method.row_error import row_errors
 from residua.tools.capture.captures import read_captures
-from residua.tools.studies.subject import dense_rows
+from residua.tools.studies.subject import Subject
 
 FINE = {"query_groups": 300, "kv_groups": 1000}
 CHOICES = {
@@ -44,19 +43,10 @@ def main() -> None:
     calls = read_captures(given.captures)
     errors: dict[str, list[tuple[float, float]]] = {name: [] for name in CHOICES}
     for captured in calls:
-        call = captured.call()
-        dense, _ = dense_rows(call)
+        subject = Subject(captured, Config())
         for name, config in CHOICES.items():
-            out = residua.attention(
-                call.q,
-                call.k,
-                call.v,
-                config.replace(density=given.density),
-                scale=call.scale,
-                pinned_keys=captured.text,
-                exact_queries=captured.text_queries,
-            )
-            errors[name].append(row_errors(out, dense))
+            out, _ = subject.attend(config.replace(density=given.density))
+            errors[name].append(row_errors(out, subject.dense))
     tokens = sorted({captured.tokens for captured in calls})
     print(f"{len(calls)} calls of {', '.join(f'{n:,}' for n in tokens)} tokens, density {given.density:g}\n")
     print("| | mean | p99 |\n|---|---|---|")

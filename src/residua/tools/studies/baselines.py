@@ -25,7 +25,6 @@ WARM_UP_TOKENS = 512
 PAPER, OURS = "paper", "anchored"
 VARIANTS = ("authors", "tail")  # of these two; compared in other studies, here only if they are asked for
 ERROR_COLUMNS = ("method", "mean", "p99", "held-out mean", "p99", "won")
-COST_COLUMNS = ("method", "charged", "density", "skipped mass", "beside", "grouping", "CPU ms")
 ERROR_NOTE = (
     "norm(out - dense) / norm(dense) per row, averaged over calls. Held-out: rows that no method "
     "has probed. Won: calls with a lower mean error than SparsePR's on those rows."
@@ -211,22 +210,25 @@ def error_table(found: Sequence[Measurement], refused: Sequence[Refusal], model:
 
 
 def cost_table(found: Sequence[Measurement], model: str, target: float) -> Table:
-    rows = []
-    for method, items in by_method(found, model).items():
-        mass = [item.skipped_mass for item in items if item.skipped_mass is not None]
-        rows.append(
-            (
-                METHODS[method].title,
-                share(average(items, "charged"), 2),
-                share(average(items, "density"), 2),
-                share(fmean(mass)) if mass else "",
-                share(average(items, "beside")),
-                share(average(items, "grouping"), 0),
-                f"{1e3 * median(item.cpu_seconds for item in items):.0f}",
-            )
-        )
-    note = " ".join([COST_NOTE, *over_target(found, model, target)])
-    return Table(f"{model}: cost", COST_COLUMNS, tuple(rows), note, METHODS[OURS].title)
+    methods = by_method(found, model)
+    masses = [[i.skipped_mass for i in items if i.skipped_mass is not None] for items in methods.values()]
+
+    def averages(name: str, digits: int) -> list[str]:
+        return [share(average(items, name), digits) for items in methods.values()]
+
+    columns = {
+        "charged": averages("charged", 2),
+        "density": averages("density", 2),
+        "skipped mass": [share(fmean(mass)) if mass else "" for mass in masses],
+        "beside": averages("beside", 1),
+        "grouping": averages("grouping", 0),
+        "CPU ms": [f"{1e3 * median(item.cpu_seconds for item in items):.0f}" for items in methods.values()],
+    }
+    names, note = (
+        [METHODS[method].title for method in methods],
+        " ".join([COST_NOTE, *over_target(found, model, target)]),
+    )
+    return Table.filled(f"{model}: cost", "method", names, columns, note, METHODS[OURS].title)
 
 
 def over_target(found: Sequence[Measurement], model: str, target: float) -> Iterator[str]:

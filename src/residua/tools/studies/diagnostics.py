@@ -9,7 +9,7 @@ Nothing of size Nq x Nk is ever in memory: rows are processed in blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -23,7 +23,7 @@ from ..capture.captures import CapturedCall
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
 from ..reports.table import Table, share
-from .study import Watch, decided, few, make_page, watched
+from .study import Watch, decided, few, make_page, models_of, watched
 from .subject import CHUNK_PAIRS, Sparse, Subject
 
 PARTITIONS = ("semantic", "response")
@@ -228,23 +228,25 @@ def analyze(
 
 
 def per_model(found: Sequence[Observed]) -> dict[str, list[Observed]]:
-    models = dict.fromkeys(item.captured.model for item in found)
-    return {model: [item for item in found if item.captured.model == model] for model in models}
+    return {model: [x for x in found if x.captured.model == model] for model in models_of([x.captured for x in found])}
 
 
 def support_table(found: Sequence[Observed]) -> Table:
-    rows = []
+    medians = {}
     for model, items in per_model(found).items():
         for name in PARTITIONS:
-            row, pooled = (
-                torch.cat([getattr(item.supports[name], which) for item in items]).nanmedian().item()
-                for which in ("rows", "pooled")
-            )
-            rows.append((f"{model}, {name} groups", share(row), share(pooled), f"{pooled / row:.2f}"))
-    return Table(
+            supports = [item.supports[name] for item in items]
+            row = float(torch.cat([support.rows for support in supports]).nanmedian())
+            medians[f"{model}, {name} groups"] = row, float(torch.cat([s.pooled for s in supports]).nanmedian())
+    return Table.filled(
         f"O1: keys that hold {MASS:.0%} of the mass, share of all keys (median)",
-        ("model, groups", "one row", f"{MEMBERS} rows of a group", "expansion"),
-        tuple(rows),
+        "model, groups",
+        list(medians),
+        {
+            "one row": [share(row) for row, _ in medians.values()],
+            f"{MEMBERS} rows of a group": [share(pooled) for _, pooled in medians.values()],
+            "expansion": [f"{pooled / row:.2f}" for row, pooled in medians.values()],
+        },
         f"{MEMBERS} evenly spaced rows of each sampled query group; pooled is the union of their keys.",
     )
 
@@ -254,75 +256,60 @@ def fidelity_table(found: Sequence[Observed]) -> Table:
     for item in found:
         for one in item.fidelities:
             cells.setdefault((item.captured.model, one.partition, one.target), []).append(one)
-    rows = tuple(
-        (
-            f"{model}, {partition} groups",
-            share(target, 0),
-            share(fmean(one.density for one in ones)),
-            share(fmean(one.retained for one in ones)),
-            f"{fmean(one.mean for one in ones):.4f}",
-            f"{fmean(one.p99 for one in ones):.4f}",
-            f"{max(one.identity for one in ones):.1e}",
-        )
-        for (model, partition, target), ones in cells.items()
-    )
-    return Table(
+
+    def means(name: str) -> list[float]:
+        return [fmean(getattr(one, name) for one in ones) for ones in cells.values()]
+
+    return Table.filled(
         "O2: kept mass and error of hard drop",
-        ("model, groups", "target", "routed pairs", "kept mass", "mean error", "p99 error", "identity, worst gap"),
-        rows,
+        "model, groups",
+        [f"{model}, {partition} groups" for model, partition, _ in cells],
+        {
+            "target": [share(target, 0) for _, _, target in cells],
+            "routed pairs": [share(mean) for mean in means("density")],
+            "kept mass": [share(mean) for mean in means("retained")],
+            "mean error": [f"{mean:.4f}" for mean in means("mean")],
+            "p99 error": [f"{mean:.4f}" for mean in means("p99")],
+            "identity, worst gap": [f"{max(one.identity for one in ones):.1e}" for ones in cells.values()],
+        },
         "The last column checks R = p_U (O_U - O_sp) in fp64 against the operator's fp32 outputs, relative "
         "to the row's dense output.",
     )
 
 
 def affine_table(found: Sequence[Observed]) -> Table:
-    rows = []
-    for model, items in per_model(found).items():
-        explained = {name: fmean(item.affines[name].explained for item in items) for name in PARTITIONS}
-        ratios = [item.energy_ratio for item in items]
-        rows.append(
-            (
-                model,
-                share(explained["semantic"]),
-                share(explained["response"]),
-                f"{100 * (explained['response'] - explained['semantic']):+.1f}",
-                f"{median(ratios):.3f}",
-                f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}",
-            )
-        )
-    return Table(
+    models = per_model(found)
+    semantic, response = (
+        [fmean(item.affines[name].explained for item in items) for items in models.values()] for name in PARTITIONS
+    )
+    ratios = [[item.energy_ratio for item in items] for items in models.values()]
+    return Table.filled(
         "O3: the residual as an affine function of the sparse output (oracle)",
-        (
-            "model",
-            "explained, semantic",
-            "explained, response",
-            "points",
-            "orthogonal energy, response / semantic (median)",
-            "calls below 1",
-        ),
-        tuple(rows),
+        "model",
+        list(models),
+        {
+            "explained, semantic": [share(explained) for explained in semantic],
+            "explained, response": [share(explained) for explained in response],
+            "points": [f"{100 * (after - before):+.1f}" for before, after in zip(semantic, response, strict=True)],
+            "orthogonal energy, response / semantic (median)": [f"{median(each):.3f}" for each in ratios],
+            "calls below 1": [f"{sum(ratio < 1 for ratio in each)} of {len(each)}" for each in ratios],
+        },
         "Same group counts, routing rule and routed pairs for both partitions; fractions: means over calls.",
     )
 
 
 def call_table(found: Sequence[Observed]) -> Table:
-    rows = []
-    for item in found:
-        semantic, response = (item.affines[name] for name in PARTITIONS)
-        support_ = item.supports["semantic"]
-        rows.append(
-            (
-                f"{item.captured.model} {item.captured.name}",
-                share(support_.row_median),
-                share(support_.pooled_median),
-                share(item.supports["response"].pooled_median),
-                share(semantic.explained),
-                share(response.explained),
-                f"{item.energy_ratio:.3f}",
-            )
-        )
-    columns = ("call", "row", "pooled, semantic", "pooled, response", "affine, semantic", "affine, response")
-    return Table("Call by call", (*columns, "orthogonal ratio"), tuple(rows))
+    return Table.filled(
+        "Call by call",
+        "call",
+        [f"{item.captured.model} {item.captured.name}" for item in found],
+        {
+            "row": [share(item.supports["semantic"].row_median) for item in found],
+            **{f"pooled, {name}": [share(x.supports[name].pooled_median) for x in found] for name in PARTITIONS},
+            **{f"affine, {name}": [share(x.affines[name].explained) for x in found] for name in PARTITIONS},
+            "orthogonal ratio": [f"{item.energy_ratio:.3f}" for item in found],
+        },
+    )
 
 
 def pictures(found: Sequence[Observed]) -> list[Picture]:
@@ -374,41 +361,37 @@ def findings(found: Sequence[Observed]) -> list[Finding]:
 
 def _affine_findings(found: Sequence[Observed]) -> list[Finding]:
     """Decided per model, as in the paper: the mean of fractions, the median of energy ratios."""
-    gains, ratios = {}, {}
+    explained, energy = {}, {}
     for model, items in per_model(found).items():
         pairs = [(item.affines["semantic"], item.affines["response"]) for item in items]
-        gains[model] = [after.explained - before.explained for before, after in pairs]
-        ratios[model] = [item.energy_ratio - 1 for item in items]
-    more = [_clearly(values, fmean(values), MARGIN) for values in gains.values()]
-    less = [_clearly([-x for x in values], -median(values), MARGIN) for values in ratios.values()]
-    points = ", ".join(
-        f"{model} {100 * fmean(values):+.1f} points, up in {sum(x > 0 for x in values)} of {len(values)}"
-        for model, values in gains.items()
-    )
-    energies = ", ".join(
-        f"{model} x {1 + median(values):.3f}, down in {sum(x < 0 for x in values)} of {len(values)}"
-        for model, values in ratios.items()
+        explained[model] = [after.explained - before.explained for before, after in pairs]
+        energy[model] = [1 - item.energy_ratio for item in items]
+    more, less = (
+        "O3: response-coupled groups leave a more affine residual",
+        "O3: and less energy outside the affine space",
     )
     return [
-        _over_models("O3: response-coupled groups leave a more affine residual", more, points),
-        _over_models("O3: and less energy outside the affine space", less, energies),
+        _over_models(more, explained, fmean, lambda gain: f"{100 * gain:+.1f} points, up"),
+        _over_models(less, energy, median, lambda gain: f"x {1 - gain:.3f}, down"),
     ]
 
 
-def _clearly(values: Sequence[float], middle: float, margin: float) -> bool | None:
-    """True if the values are above zero, by a margin on average and in most calls; False if below; None if
-    neither."""
-    if middle > margin and 2 * sum(value > 0 for value in values) > len(values):
-        return True
-    if middle < -margin and 2 * sum(value < 0 for value in values) > len(values):
-        return False
-    return None
-
-
-def _over_models(claim: str, holds: Sequence[bool | None], evidence: str) -> Finding:
+def _over_models(
+    claim: str, gains: Mapping[str, Sequence[float]], middle: Callable[..., float], shown: Callable[[float], str]
+) -> Finding:
+    """Whether the gains of each model are above zero, by a margin in the middle and in most calls. Gains that are not,
+    and are not below zero either, decide nothing."""
+    holds: list[bool | None] = []
+    evidence = []
+    for model, values in gains.items():
+        gain, above, below = middle(values), sum(x > 0 for x in values), sum(x < 0 for x in values)
+        clear = (gain > MARGIN and 2 * above > len(values)), (gain < -MARGIN and 2 * below > len(values))
+        holds.append(clear[0] if any(clear) else None)
+        evidence.append(f"{model} {shown(gain)} in {above} of {len(values)}")
     if all(answer is None for answer in holds):
-        return Finding(claim, None, f"{evidence}; within {share(MARGIN)}", instead="no clear difference")
-    return decided(claim, holds, evidence)
+        within = f"{', '.join(evidence)}; within {share(MARGIN)}"
+        return Finding(claim, None, within, instead="no clear difference")
+    return decided(claim, holds, ", ".join(evidence))
 
 
 def _unlike(found: Sequence[Observed]) -> tuple[bool | None, str]:

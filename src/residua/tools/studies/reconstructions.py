@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...api import attention
 from ...config import Config
 from ...method.sizes import Sizes
 from ...receipt import Receipt
@@ -118,17 +117,7 @@ class Bench:
     def _measured(self, config: Config) -> tuple[tuple[float, float], Receipt]:
         key = as_resolved(config, self.subject.sizes(config))
         if key not in self._done:
-            call, captured = self.subject.call, self.subject.captured
-            out, receipt = attention(
-                call.q,
-                call.k,
-                call.v,
-                config,
-                scale=captured.scale,
-                pinned_keys=captured.text,
-                exact_queries=captured.text_queries,
-                return_receipt=True,
-            )
+            out, receipt = self.subject.attend(config)
             self._done[key] = self.subject.errors_at(out, probed(receipt)), receipt
         return self._done[key]
 

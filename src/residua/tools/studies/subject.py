@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ...api import attention
 from ...config import Config
 from ...method.grouping.partition import group_tokens
 from ...method.probes import choose_rows, coverage_weights
@@ -19,6 +20,7 @@ from ...method.sizes import Sizes
 from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.select import choose_backend
+from ...receipt import Receipt
 from ...types import Call, Grouping, Probes, Route
 from ..capture.captures import CapturedCall
 
@@ -133,6 +135,13 @@ class Subject:
 
     def at(self, rows: Tensor, weights: Tensor) -> Probes:
         return Probes(rows, weights, torch.take_along_dim(self.dense, rows[..., None], dim=2))
+
+    def attend(self, config: Config) -> tuple[Tensor, Receipt]:
+        """The whole call through `residua.attention`, cold."""
+        call, text, rows = self.call, self.captured.text, self.captured.text_queries
+        return attention(
+            call.q, call.k, call.v, config, pinned_keys=text, exact_queries=rows, scale=call.scale, return_receipt=True
+        )
 
     def weights(self, grouping: Grouping, rows: Tensor) -> Tensor:
         """Coverage weights of rows [1, 1, M] under a grouping."""

@@ -61,7 +61,17 @@ class Physics:
     @property
     def kept(self) -> bool:
         """Whether no ball was lost, torn or merged with another."""
-        return not (self.lost or self.torn or self.merged)
+        return not self.balls_lost
+
+    @property
+    def balls_lost(self) -> int:
+        """How many balls were lost, torn or merged with another."""
+        return self.lost + self.torn + self.merged
+
+    @property
+    def bounces_missed(self) -> int:
+        """How many bounces are missing or too many."""
+        return self.missing_bounces + self.extra_bounces
 
     def __str__(self) -> str:
         return (

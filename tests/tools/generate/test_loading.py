@@ -12,7 +12,7 @@ import torch
 
 from residua.errors import InputError, IntegrationError
 from residua.tools.generate import loading
-from residua.tools.generate.loading import PipelinePlacement, load, processes, spread
+from residua.tools.generate.loading import PipelinePlacement, load, processes, split_heads
 
 
 def test_a_folder_of_the_world_model_is_recognised(weights):
@@ -138,7 +138,7 @@ def test_one_process_needs_no_group(monkeypatch):
     with processes(torch.device("cpu")) as (rank, world):
         assert (rank, world) == (0, 1) and not torch.distributed.is_initialized()
     pipe = FakePipe()
-    spread(pipe, 1)
+    split_heads(pipe, 1)
     assert pipe.calls == []
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="needs a GPU for each"), processes(torch.device("cpu")):
@@ -149,7 +149,7 @@ def test_several_processes_split_the_heads(weights):
     pipe = load(str(weights), PipelinePlacement(device="cpu"))
     asked = []
     pipe.transformer.enable_parallelism = lambda config: asked.append(config.ulysses_degree)
-    spread(pipe, 2)
+    split_heads(pipe, 2)
     assert asked == [2]
 
     def refuse(config):
@@ -157,7 +157,7 @@ def test_several_processes_split_the_heads(weights):
 
     pipe.transformer.enable_parallelism = refuse
     with pytest.raises(IntegrationError, match="start one process"):
-        spread(pipe, 2)
+        split_heads(pipe, 2)
 
 
 def test_the_index_names_the_pipeline(weights):

@@ -65,7 +65,7 @@ def generate(
     device = placement.torch_device
     with loading.processes(device) as (rank, world):
         pipe = loading.load(model, placement)
-        loading.spread(pipe, world)
+        loading.split_heads(pipe, world)
         with step_bars(quiet=rank > 0) as watch:
             found = comparing.compare(
                 pipe,

@@ -95,9 +95,7 @@ def _fate(physics: Physics | None) -> tuple[str | None, str | None]:
     """How many balls were lost and how many bounces missed."""
     if physics is None:
         return None, None
-    lost = physics.lost + physics.torn + physics.merged
-    missed = physics.missing_bounces + physics.extra_bounces
-    return f"{lost} of {physics.balls}", f"{missed} of {physics.bounces}"
+    return f"{physics.balls_lost} of {physics.balls}", f"{physics.bounces_missed} of {physics.bounces}"
 
 
 def busy(waiting: float | None, load: float | None, threads: int) -> str | None:

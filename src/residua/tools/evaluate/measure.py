@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from ...util.files import OutputError
+from ..metrics.physics import clip_physics
 from ..metrics.video_quality import METRICS, Lpips, find_lpips, quality
-from .physics import physics_columns
 from .records import STOP, WAITING, Job, Record, reason_of, summary_record
 from .rows import Row
 from .store import DONE, FAILED
@@ -85,7 +85,9 @@ class Measure:
             found = {name: getattr(told, name) for name in METRICS}
             found["identical"] = bool(np.array_equal(frames, reference))
             found["not_measured"] = json.dumps(told.not_measured)
-        return {**found, **physics_columns(str(result["pipeline"]), row, frames, reference)}
+        clips = frames.astype(np.float32), reference.astype(np.float32)
+        physics = clip_physics(str(result["pipeline"]), row.prompt, row.image is None, *clips)
+        return {**found, **({} if physics is None else physics.columns())}
 
     def _finish(self, row: Row, status: str, reason: str, values: dict[str, Any]) -> Record:
         about = asdict(row)

@@ -15,7 +15,7 @@ from ..metrics.physics import run_physics
 from ..metrics.video_quality import Lpips, VideoQuality, quality
 from .comparison import Baseline, Comparison, Timed
 from .floor import NAME as DENSE_AGAIN
-from .floor import another_order, measure_floor
+from .floor import another_order
 from .flops import counted_passes
 from .run import Clip, Progress, Request, generate
 
@@ -74,7 +74,7 @@ def compare(
         sparse_runs.append(generate_once(pipe, request, settings, watch("sparse"), time_stages=time_stages))
     baseline = None
     if dense:
-        again = _floor(pipe, request, dense_runs[-1], lpips, watch) if floor else None
+        again = measure_floor(pipe, request, dense_runs[-1], lpips, watch(DENSE_AGAIN)) if floor else None
         baseline = Baseline(Timed.of(dense_runs), linear_flops, floor=again)
     return _compared(pipe, model, request, settings, sparse_runs, baseline, lpips)
 
@@ -110,12 +110,15 @@ def dense_baseline(
     linear_flops = warm_up(pipe, request, settings, watch)
     attention = _attention_share(pipe, request, watch) if split else None
     run = generate(pipe, request, watch("dense"))
-    again = _floor(pipe, request, run, lpips, watch) if floor else None
+    again = measure_floor(pipe, request, run, lpips, watch(DENSE_AGAIN)) if floor else None
     return Baseline(Timed.of([run]), linear_flops, attention, again)
 
 
-def _floor(pipe: Any, request: Request, dense: Clip, lpips: Lpips | str, watch: Watch) -> VideoQuality:
-    return measure_floor(pipe, request, dense.frames, lpips, watch(DENSE_AGAIN))
+def measure_floor(pipe: Any, request: Request, dense: Clip, lpips: Lpips | str, progress: Progress) -> VideoQuality:
+    """Runs dense once more, with the keys in another order, and compares it with the first run. Runs that do not
+    differ in a single bit have no PSNR; `not_measured` says so."""
+    again = generate_once(pipe, request, None, progress, reordered=True)
+    return quality(again.clip.frames, dense.frames, lpips)
 
 
 def _attention_share(pipe: Any, request: Request, watch: Watch) -> float | None:

@@ -1,9 +1,9 @@
-"""The floor: how far two dense runs of one prompt and seed are apart if attention sums in another order.
+"""The noise floor: how far two dense runs of one prompt and seed are apart if attention sums in another order.
 
 The result of attention does not depend on the order of its keys, but its rounding does, and a denoising loop
 amplifies small differences: on real bf16 models two dense runs (another kernel, another split) differ by 20
-to 35 dB. A sparse video that is as close to the dense one as the floor cannot be told from a second dense
-run, so a PSNR above the floor means nothing more.
+to 35 dB. A sparse video that is as close to the dense one as the noise floor cannot be told from a second
+dense run, so a PSNR above it means nothing more.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from ...hosts.diffusers import accelerate
 from ..capture.recording import dense_on_purpose
-from ..metrics.video_quality import Lpips, VideoQuality, quality
-from .run import Clip, Progress, Request, generate
+from ..metrics.video_quality import VideoQuality
 
 NAME = "dense again"  # in progress bars and tables
 MEANING = "dense against dense, its attention summed in another order"
@@ -41,42 +39,8 @@ def another_order(pipe: Any) -> Iterator[None]:
         yield
 
 
-def dense_again(pipe: Any, request: Request, progress: Progress | None = None) -> Clip:
-    """The dense clip of a request, with attention summed in another order.
-
-    Args:
-        pipe: The pipeline, not accelerated.
-        request: What to generate.
-        progress: Called after every step.
-
-    Returns:
-        The clip and its time.
-    """
-    with another_order(pipe):
-        return generate(pipe, request, progress)
-
-
-def measure_floor(
-    pipe: Any, request: Request, dense: np.ndarray, lpips: Lpips | str, progress: Progress | None = None
-) -> VideoQuality:
-    """Runs dense once more and compares with the first run.
-
-    Args:
-        pipe: The pipeline, not accelerated.
-        request: What `dense` was generated from.
-        dense: Frames of the first run, [T, H, W, 3] in [0, 1].
-        lpips: A network, or the reason why there is none.
-        progress: Called with every step.
-
-    Returns:
-        PSNR, SSIM and LPIPS of the second run against the first. Runs that do not differ in a single bit have
-        no PSNR; `not_measured` says so.
-    """
-    return quality(dense_again(pipe, request, progress).frames, dense, lpips)
-
-
 def floor_text(floor: VideoQuality, metric: str = "psnr", form: str = "{:.1f} dB") -> str | None:
-    """The floor of a metric as text; None where it was not measured."""
+    """The noise floor of a metric as text; None where it was not measured."""
     value = getattr(floor, metric)
     if value is not None:
         return form.format(value)

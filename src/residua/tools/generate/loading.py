@@ -161,7 +161,7 @@ def processes(device: torch.device) -> Iterator[tuple[int, int]]:
         dist.destroy_process_group()
 
 
-def spread(pipe: Any, world: int) -> None:
+def split_heads(pipe: Any, world: int) -> None:
     """Splits the heads over processes (Ulysses). Each process sees every token of its heads, so the result is
     the same."""
     if world == 1:

@@ -230,14 +230,12 @@ def _path(kind: str, track: Track) -> dict[str, str]:
 
 def _physics_row(name: str, physics: Physics) -> dict[str, str]:
     known = np.isfinite(physics.position_error)
-    lost = physics.lost + physics.torn + physics.merged
-    missed = physics.missing_bounces + physics.extra_bounces
     return {
         "name": name,
         "mean": f"{physics.position_error:.3f}" if known else "not seen",
         "worst": f"{physics.worst_error:.3f}" if known else "",
-        "lost": f"{lost} of {physics.balls}",
-        "missed": f"{missed} of {physics.bounces}",
+        "lost": f"{physics.balls_lost} of {physics.balls}",
+        "missed": f"{physics.bounces_missed} of {physics.bounces}",
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...errors import InputError
 from ...util import json_text
 from ..generate.run import Request
 from ..reports.table import Table
@@ -17,6 +18,7 @@ from ..reports.table import Table
 if TYPE_CHECKING:
     from ...world.physics import Physics, Track
 
+PIPELINE = "WorldPipeline"  # only its clips have this physics
 MEANING = (
     "Balls are found by their colour in every frame. A radius is that of the ball; lost counts balls that "
     "are gone, torn or merged for more than a tenth of the frames, missed the bounces that are missing or "
@@ -49,6 +51,19 @@ class RunPhysics:
         """The dense clip against the simulator: the model's own errors."""
         return None if self.dense is None else _compared(self.dense, self.truth)
 
+    def columns(self) -> dict[str, Any]:
+        """Columns of a row of a suite. Where the true paths are unknown, the dense clip decides what is lost."""
+        if self.from_dense is None:
+            return {}
+        judged = self.from_truth or self.from_dense
+        truth = None if self.from_truth is None else self.from_truth.position_error
+        return {
+            "physics_error": json_text.finite_only(truth),
+            "physics_dense_error": json_text.finite_only(self.from_dense.position_error),
+            "physics_kept": judged.kept,
+            "physics_bounces_off": judged.bounces_missed,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -79,16 +94,34 @@ def run_physics(pipe: Any, request: Request, sparse: np.ndarray, dense: np.ndarr
         sparse: Frames [T, H, W, 3] in [0, 1].
         dense: The dense clip of the same request, if there is one.
     """
-    if type(pipe).__name__ != "WorldPipeline":
+    return clip_physics(type(pipe).__name__, request.prompt, request.image is None, sparse, dense)
+
+
+def clip_physics(
+    pipeline: str, prompt: str, true_start: bool, sparse: np.ndarray, dense: np.ndarray | None
+) -> RunPhysics | None:
+    """The same from plain values.
+
+    Args:
+        pipeline: Class of the pipeline that made the clip.
+        prompt: What it was asked for; a prompt that is no scene has no physics.
+        true_start: Whether the pipeline rendered the first frame itself, so that the true paths are known.
+        sparse: Frames [T, H, W, 3] in [0, 1].
+        dense: The dense clip of the same prompt and seed, if there is one.
+    """
+    if pipeline != PIPELINE:
         return None
     from ...world.physics import track_balls, true_tracks
     from ...world.scenes import default_layout, parse_prompt
     from ...world.simulator import simulate
 
-    scene = parse_prompt(request.prompt)
+    try:
+        scene = parse_prompt(prompt)
+    except InputError:
+        return None
     colours = [ball.colour for ball in scene.balls]
     truth = None
-    if request.image is None:  # then the pipeline rendered the first frame from this layout
+    if true_start:
         truth = true_tracks(scene, simulate([scene], [default_layout(scene)]), *sparse.shape[:3])
     found = None if dense is None else track_balls(dense, colours)
     return RunPhysics(track_balls(sparse, colours), found, truth)
@@ -132,9 +165,9 @@ def _row(dense: Sequence[Physics | None], truth: Sequence[Physics | None]) -> Ph
     return PhysicsRow(
         _mean([None if one is None else one.position_error for one in dense]),
         _mean([None if one is None else one.position_error for one in truth]),
-        lost=sum(one.lost + one.torn + one.merged for one in kept),
+        lost=sum(one.balls_lost for one in kept),
         balls=sum(one.balls for one in kept),
-        missed=sum(one.missing_bounces + one.extra_bounces for one in kept),
+        missed=sum(one.bounces_missed for one in kept),
         bounces=sum(one.bounces for one in kept),
     )
 

@@ -1,4 +1,5 @@
-"""The arguments of the native library as seen from Python: the structs of `src/abi.h`, field by field."""
+"""The arguments of the native library as seen from Python: the structs of `src/abi.h`, field by field, and tensors as
+they hold them."""
 
 from __future__ import annotations
 
@@ -9,8 +10,26 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...errors import RouteError
+from ...types import Partition
+
 VERSION = 8
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the numbers that the library takes
+
+
+def row_major(x: Tensor) -> Tensor:
+    """`x` with the elements of a row side by side; the kernels read any other strides."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def floats(x: Tensor) -> Tensor:
+    """`x` in fp32 and contiguous."""
+    return x.float().contiguous()
+
+
+def new_floats(*shape: int) -> Tensor:
+    """Room for fp32 results, whatever torch's default dtype is: the library writes four bytes per number."""
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def _fields(kind: type, names: str) -> tuple[tuple[str, type], ...]:
@@ -18,19 +37,36 @@ def _fields(kind: type, names: str) -> tuple[tuple[str, type], ...]:
 
 
 class Args(ctypes.Structure):
-    """A struct that is built by keyword, every field of it: one that is forgotten is an error, not a zero."""
+    """A struct that is built by keyword, every field of it: one that is forgotten is an error, not a zero.
 
-    _wanted: ClassVar[frozenset[str]]
+    A tensor becomes its address or a `View`, a partition `Groups`, a dtype its number. What is not laid out as the
+    library reads it is copied first, so that room for results must be contiguous. The struct holds what it points to.
+    """
+
+    _kinds: ClassVar[dict[str, type]]
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._wanted = frozenset(field[0] for field in cls._fields_) - {"pad"}
+        cls._kinds = {name: kind for name, kind, *_ in cls._fields_ if name != "pad"}
 
     def __init__(self, **values: object) -> None:
-        if values.keys() != self._wanted:
-            odd = ", ".join(sorted(values.keys() ^ self._wanted))
+        if values.keys() != self._kinds.keys():
+            odd = ", ".join(sorted(values.keys() ^ self._kinds.keys()))
             raise TypeError(f"{type(self).__name__} is built with each of its fields by name; wrong: {odd}")
-        super().__init__(**values)
+        self._held: list[object] = []
+        super().__init__(**{name: self._converted(value, self._kinds[name]) for name, value in values.items()})
+
+    def _converted(self, value: object, kind: type) -> object:
+        if isinstance(value, torch.dtype):
+            return DTYPES[value]
+        if isinstance(value, Tensor):
+            value = row_major(value) if kind is View else value.contiguous()
+        elif isinstance(value, Partition):
+            value = Groups.of(value)
+        self._held.append(value)
+        if not isinstance(value, Tensor):
+            return value
+        return View.of(value) if kind is View else value.data_ptr()
 
 
 class View(Args):
@@ -46,9 +82,32 @@ class View(Args):
 class Groups(Args):
     _fields_ = (*_fields(c_void_p, "order offsets"), *_fields(c_int64, "tokens groups"))
 
+    @classmethod
+    def of(cls, partition: Partition) -> Groups:
+        """RouteError if order and offsets are not int64."""
+        order, offsets = partition.order, partition.offsets
+        if order.dtype != torch.long or offsets.dtype != torch.long:
+            raise RouteError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
+        return cls(order=order, offsets=offsets, tokens=order.shape[-1], groups=partition.groups)
+
 
 class Shape(Args):
     _fields_ = _fields(c_int64, "batch heads kv_heads queries keys dim value_dim")
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor | None = None, v: Tensor | None = None, queries: int | None = None) -> Shape:
+        """The sizes of a call with these tensors; one that is left out is like the one before it."""
+        k = q if k is None else k
+        batch, heads, rows, dim = q.shape
+        return cls(
+            batch=batch,
+            heads=heads,
+            kv_heads=k.shape[1],
+            queries=rows if queries is None else queries,
+            keys=k.shape[2],
+            dim=dim,
+            value_dim=(k if v is None else v).shape[3],
+        )
 
 
 class AttendArgs(Args):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...types import MAX_BEND, Partition, Route, SummaryKeys
 from . import abi
-from .arguments import bytes_of, contiguous, floats, groups_of, new_floats, pointer, row_major, shape_of
+from .abi import floats, new_floats
 from .library import NativeBase
 
 ROW_BLOCK = 240  # rows of `attend_rows` that share one pass over a chunk of keys
@@ -28,10 +28,8 @@ class NativeAttention(NativeBase):
         summary: SummaryKeys | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
-        q, k, v = row_major(q), row_major(k), row_major(v)
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=out_dtype or q.dtype)
         lse = new_floats(*q.shape[:-1])
-        query, kv, cells = contiguous(route.query), contiguous(route.kv), bytes_of(route.cells)
         keys = values = weight = basis = origin = curve = slope = None
         if summary is not None and summary.log_weight.shape[-1]:
             keys, values, weight = floats(summary.keys), floats(summary.values), floats(summary.log_weight)
@@ -40,15 +38,29 @@ class NativeAttention(NativeBase):
                 basis, origin = floats(drift.basis), floats(drift.origin)
                 curve, slope = floats(drift.curve), floats(drift.slope)
         args = abi.AttendArgs(
-            shape=shape_of(q, k, v), query=groups_of(query), kv=groups_of(kv),
-            q=abi.View.of(q), k=abi.View.of(k), v=abi.View.of(v), out=abi.View.of(out),
-            lse=lse.data_ptr(), cells=pointer(cells),
-            summary_keys=pointer(keys), summary_values=pointer(values), summary_weight=pointer(weight),
-            basis=pointer(basis), origin=pointer(origin), curve=pointer(curve), slope=pointer(slope),
+            shape=abi.Shape.of(q, k, v),
+            query=route.query,
+            kv=route.kv,
+            q=q,
+            k=k,
+            v=v,
+            out=out,
+            lse=lse,
+            cells=route.cells,
+            summary_keys=keys,
+            summary_values=values,
+            summary_weight=weight,
+            basis=basis,
+            origin=origin,
+            curve=curve,
+            slope=slope,
             summary_count=0 if weight is None else weight.shape[-1],
             rank=0 if basis is None else basis.shape[-1],
-            scale=scale, max_bend=MAX_BEND, dtype=abi.DTYPES[q.dtype], out_dtype=abi.DTYPES[out.dtype],
-        )  # fmt: skip
+            scale=scale,
+            max_bend=MAX_BEND,
+            dtype=q.dtype,
+            out_dtype=out.dtype,
+        )
         self._run("attend", args)
         return out, lse
 
@@ -72,9 +84,6 @@ class NativeAttention(NativeBase):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if rows.dtype != k.dtype:
             rows, k, v = rows.float(), k.float(), v.float()
-        rows, k, v, mask, kept = (row_major(rows), row_major(k), row_major(v), bytes_of(key_mask), bytes_of(kept))
-        labels = None if kv is None else kv.labels.contiguous()
-        order = None if kv is None else kv.order.contiguous()
         batch, heads, count, _ = rows.shape
         out = new_floats(batch, heads, count, v.shape[-1])
         part = out if kept is None else torch.empty_like(out)
@@ -86,23 +95,23 @@ class NativeAttention(NativeBase):
         states = 1 if kept is None else 2
         partial = new_floats(batch * heads * blocks * chunks, states * block * (width + 2))
         args = abi.RowsArgs(
-            shape=shape_of(rows, k, v),
-            q=abi.View.of(rows),
-            k=abi.View.of(k),
-            v=abi.View.of(v),
-            out=abi.View.of(out),
-            key_mask=pointer(mask),
-            partial=partial.data_ptr(),
+            shape=abi.Shape.of(rows, k, v),
+            q=rows,
+            k=k,
+            v=v,
+            out=out,
+            key_mask=key_mask,
+            partial=partial,
             block_rows=block,
             chunks=chunks,
-            kept=pointer(kept),
-            labels=pointer(labels),
-            order=pointer(order),
+            kept=kept,
+            labels=None if kv is None else kv.labels,
+            order=None if kv is None else kv.order,
             groups=0 if kept is None else kept.shape[-1],
-            part=part.data_ptr(),
-            part_lse=lse.data_ptr(),
+            part=part,
+            part_lse=lse,
             scale=scale,
-            dtype=abi.DTYPES[rows.dtype],
+            dtype=rows.dtype,
         )
         self._run("attend_rows", args)
         return out, part, lse

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...types import ResidualFit
 from ..constants import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
 from . import abi
-from .arguments import floats, new_floats, row_major, shape_of
+from .abi import floats, new_floats, row_major
 from .library import NativeBase
 
 
@@ -20,45 +20,43 @@ class NativeResidual(NativeBase):
     def fit_residual(
         self, x: Tensor, residual: Tensor, weights: Tensor, rank: int, ridge: float, subspace: bool
     ) -> ResidualFit:
-        x, residual, weights = floats(x), floats(residual), floats(weights)
         *heads, count, dim = x.shape
         rank = min(rank, count, dim) if subspace else dim
         left, right = new_floats(*heads, dim, rank), new_floats(*heads, rank, dim)
-        bias, left_out = new_floats(*heads, dim), torch.empty_like(x)
+        bias, left_out = new_floats(*heads, dim), new_floats(*x.shape)
         args = abi.FitArgs(
             heads=math.prod(heads),
             rows=count,
             dim=dim,
             rank=rank,
-            subspace=int(subspace),
+            subspace=subspace,
             ridge=ridge,
             feature_eps=FEATURE_EPS,
             max_leverage=MAX_LEVERAGE,
             min_energy=MIN_ENERGY,
-            x=x.data_ptr(),
-            residual=residual.data_ptr(),
-            weights=weights.data_ptr(),
-            left=left.data_ptr(),
-            right=right.data_ptr(),
-            bias=bias.data_ptr(),
-            left_out=left_out.data_ptr(),
+            x=floats(x),
+            residual=floats(residual),
+            weights=floats(weights),
+            left=left,
+            right=right,
+            bias=bias,
+            left_out=left_out,
         )
         self._run("fit_residual", args)
         return ResidualFit(left, right, bias, left_out)
 
     def add_affine(self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
         out = row_major(out.float())
-        left, right, bias = floats(left), floats(right), floats(bias)
         result = out if dtype == torch.float32 else torch.empty(out.shape, dtype=dtype)
         args = abi.AffineArgs(
-            shape=shape_of(out, out, out),
-            x=abi.View.of(out),
-            out=abi.View.of(result),
-            left=left.data_ptr(),
-            right=right.data_ptr(),
-            bias=bias.data_ptr(),
+            shape=abi.Shape.of(out),
+            x=out,
+            out=result,
+            left=floats(left),
+            right=floats(right),
+            bias=floats(bias),
             rank=left.shape[-1],
-            out_dtype=abi.DTYPES[dtype],
+            out_dtype=dtype,
         )
         self._run("add_affine", args)
         return result

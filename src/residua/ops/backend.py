@@ -115,6 +115,8 @@ BACKENDS: Registry[Backend] = Registry("backend")
 
 @BACKENDS.register
 class TorchBackend(Backend):
+    """The base class under a name."""
+
     name = "torch"
     about = "pure torch, any device and dtype"
     preference = 10

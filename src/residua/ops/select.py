@@ -53,7 +53,14 @@ def slow_note(chosen: str, demand: Demand) -> str | None:
 
 
 def rules_for(device: torch.device) -> str:
-    """The name of the rules (`residua.method.rules`) by which calls on that device run."""
+    """The rules (`residua.method.rules`) by which calls on a device run.
+
+    Args:
+        device: The device.
+
+    Returns:
+        Their name.
+    """
     return "cpu" if device.type == "cpu" else "gpu"
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from ..types import MAX_BEND, Partition, Route, SummaryKeys
+from ..types import MAX_BEND, Drift, Partition, Route, SummaryKeys
 from .device import chunk_rows
 from .grouping import GroupingPrimitives, take_rows
 
@@ -62,13 +60,8 @@ class AttentionPrimitives(GroupingPrimitives):
                     # padding comes after the last group and is never kept
                     kept = torch.nn.functional.pad(route.cells[b, h, a], (0, 1))
                     columns = kept.repeat_interleave(members[b, g], output_size=k.shape[2]).nonzero()[:, 0]
-                    found = _attend_group(
-                        q[b, h, index],
-                        keys[b, g, columns],
-                        values[b, g, columns],
-                        scale,
-                        _summary_of(summary, b, h, a, g),
-                    )
+                    own = _summary_of(summary, b, h, a, g)
+                    found = _attend_group(q[b, h, index], keys[b, g, columns], values[b, g, columns], scale, own)
                     out[b, h, index], lse[b, h, index] = found[0].to(out.dtype), found[1]
         return out, lse
 
@@ -110,16 +103,16 @@ class AttentionPrimitives(GroupingPrimitives):
     def split_rows(
         self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`attend_rows`, and beside it what the rows would see if they kept only some K/V groups.
+        """`attend_rows`, and with it what the rows would see if they kept only some K/V groups.
 
         Args:
-            rows: As in `attend_rows`.
-            k: As in `attend_rows`.
-            v: As in `attend_rows`.
+            rows: [B, H, M, D].
+            k: [B, Hkv, Nk, D].
+            v: [B, Hkv, Nk, Dv].
             kv: Groups of the keys.
             kept: [B, H, M, Ck] bool, the groups that each row keeps.
             key_mask: As in `attend_rows`.
-            scale: As in `attend_rows`.
+            scale: Factor of the scores.
 
         Returns:
             The exact output [B, H, M, Dv], that over the kept keys alone [B, H, M, Dv], and the natural
@@ -147,43 +140,26 @@ class AttentionPrimitives(GroupingPrimitives):
         return exact, part, lse
 
 
-@dataclass(frozen=True)
-class _GroupSummary:
-    """The summary keys of one query group."""
-
-    keys: Tensor  # [T, D]
-    values: Tensor  # [T, Dv]
-    log_weight: Tensor  # [T]
-    basis: Tensor | None = None  # [D, R]; this and the rest are the parts of a Drift
-    origin: Tensor | None = None
-    curve: Tensor | None = None
-    slope: Tensor | None = None
-
-    def drift(self, q: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What is added to log-weights and values at rows q [n, D].  # [n], [n, Dv]"""
-        if self.basis is None or self.origin is None or self.curve is None or self.slope is None:
-            return None
-        y = q @ self.basis.to(q) - self.origin.to(q)
-        return (y * self.curve.to(q) * y).sum(-1).clamp(max=MAX_BEND), y @ self.slope.to(q)
-
-
-def _summary_of(summary: SummaryKeys | None, b: int, h: int, a: int, g: int) -> _GroupSummary | None:
-    """The summary of one group without keys that are switched off; None if none is left."""
+def _summary_of(summary: SummaryKeys | None, b: int, h: int, a: int, g: int) -> SummaryKeys | None:
+    """The summary of one group, keys [T, D] and so on, without keys that are switched off; None if none is left."""
     if summary is None:
         return None
     on = summary.log_weight[b, h, a] != -torch.inf  # NaN counts as on: it must reach the output
     if not on.any():
         return None
-    own = (summary.keys[b, h, a][on], summary.values[b, h, a][on], summary.log_weight[b, h, a][on])
-    if summary.drift is None:
-        return _GroupSummary(*own)
     drift = summary.drift
-    return _GroupSummary(*own, drift.basis[b, g], drift.origin[b, h, a], drift.curve[b, h, a], drift.slope[b, h, a])
+    if drift is not None:
+        drift = Drift(drift.basis[b, g], drift.origin[b, h, a], drift.curve[b, h, a], drift.slope[b, h, a])
+    return SummaryKeys(summary.keys[b, h, a][on], summary.values[b, h, a][on], summary.log_weight[b, h, a][on], drift)
 
 
-def _attend_group(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, summary: _GroupSummary | None
-) -> tuple[Tensor, Tensor]:
+def _drifted(q: Tensor, drift: Drift) -> tuple[Tensor, Tensor]:
+    """What is added to log-weights and values of one group's summary keys at its rows q [n, D].  # [n], [n, Dv]"""
+    y = q @ drift.basis.to(q) - drift.origin.to(q)
+    return (y * drift.curve.to(q) * y).sum(-1).clamp(max=MAX_BEND), y @ drift.slope.to(q)
+
+
+def _attend_group(q: Tensor, k: Tensor, v: Tensor, scale: float, summary: SummaryKeys | None) -> tuple[Tensor, Tensor]:
     """Attention of rows [n, D] over keys [m, D] and their summary keys -> out [n, Dv], lse [n], both fp32
     (fp64 for fp64 rows)."""
     working = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -200,7 +176,7 @@ def _attend_group(
     for first in range(0, len(q), step):
         part = slice(first, first + step)
         logits = torch.addmm(bias, q[part] * scale, k.mT)  # [step, m]
-        moved = None if summary is None else summary.drift(q[part])
+        moved = None if summary is None or summary.drift is None else _drifted(q[part], summary.drift)
         if moved is not None:
             logits[:, own:] += moved[0][:, None]
         top = logits.amax(-1, keepdim=True)

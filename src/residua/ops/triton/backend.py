@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...types import Drift, Partition, Route, SummaryKeys
+from ...types import Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
 from ..constants import FILL_PASSES, MIN_SPREAD
-from .entry import device_guard, entry, explained, interpreting, missing_triton
+from .entry import device_guard, entry, explained, interpreting, launched, missing_triton
 from .session import Session
 
 MIN_CAPABILITY = (8, 0)
@@ -83,18 +83,20 @@ class TritonBackend(Backend):
         self._session.keep("rows", found, x, kv.order)
         return found
 
+    gather_rows = launched("gather_rows", "permute")
+    attend_rows = launched("attend_rows", "rows")
+    split_rows = launched("split_rows", "rows")
+    candidate_errors = launched("candidate_errors", "judging")
+    best_candidate = launched("best_candidate", "judging")
+    add_affine = launched("add_affine", "projection")
+    spoil = launched("spoil", "nonfinite")
+
     @entry
     def project(self, x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
         from .projection import project
 
         # 11 binary digits are more than rows of 16 bits have to offer
         return project(x, factor, normalise, torch.float16 if rough and x.dtype != torch.float32 else torch.float32)
-
-    @entry
-    def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
-        from .permute import gather_rows
-
-        return gather_rows(x, order)
 
     @entry
     def group_means(self, x: Tensor, partition: Partition, keep: bool = False) -> Tensor:
@@ -232,12 +234,6 @@ class TritonBackend(Backend):
         return noted > 0 if noted is not None else lost_channels(v, mask)
 
     @entry
-    def spoil(self, out: Tensor, lost: Tensor) -> Tensor:
-        from .nonfinite import spoil
-
-        return spoil(out, lost)
-
-    @entry
     def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
         from .moment import MAX_DIM, second_moment
 
@@ -346,42 +342,6 @@ class TritonBackend(Backend):
             self._session.keep("sorted", found, near)
         return found
 
-    @entry
-    def attend_rows(self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
-        from .rows import attend_rows
-
-        return attend_rows(rows, k, v, key_mask, scale)
-
-    @entry
-    def split_rows(
-        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        from .rows import split_rows
-
-        return split_rows(rows, k, v, kv, kept, key_mask, scale)
-
-    @entry
-    def candidate_errors(
-        self,
-        rows: Tensor,
-        group: Tensor,
-        exact: Tensor,
-        kept: tuple[Tensor, Tensor],
-        skipped: tuple[Tensor, Tensor],
-        drift: Drift | None,
-    ) -> Tensor:
-        from .judging import candidate_errors
-
-        return candidate_errors(rows, group, exact, kept, skipped, drift)
-
-    @entry
-    def best_candidate(
-        self, errors: Tensor, weights: Tensor, without: Tensor, handicap: float
-    ) -> tuple[Tensor, Tensor]:
-        from .judging import best_candidate
-
-        return best_candidate(errors, weights, without, handicap)
-
     def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
         from .judging import switch_summary
 
@@ -391,9 +351,3 @@ class TritonBackend(Backend):
             return super().switch_summary(summary, choice)
         with device_guard(choice.device), explained("Triton", "torch"):
             return switch_summary(summary, choice)
-
-    @entry
-    def add_affine(self, out: Tensor, left: Tensor, right: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        from .projection import add_affine
-
-        return add_affine(out, left, right, bias, dtype)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, wraps
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, ParamSpec, TypeVar
@@ -79,3 +80,14 @@ def entry(primitive: Callable[P, T]) -> Callable[P, T]:
             return primitive(*args, **kwargs)
 
     return wrapped
+
+
+def launched(name: str, module: str) -> Callable[..., Any]:
+    """A primitive as `module` has it, which takes the same arguments. It is imported at the first call, so that `import
+    residua` needs no Triton."""
+
+    @entry
+    def primitive(self: object, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f".{module}", __package__), name)(*args, **kwargs)
+
+    return primitive

@@ -3,6 +3,9 @@ do."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -129,3 +132,16 @@ def test_names_are_known_and_new():
     for name in method_names():
         method = find_method(name)
         assert isinstance(method, Method) and method.title and method.source and method.simplified
+
+
+def test_the_method_on_the_page_works_in_a_whole_call():
+    page = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    (source,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Blocks" in code)
+    exec(compile(source, "baselines.md", "exec"), {"__name__": "baselines.md"})
+    try:
+        q, k, v = call()
+        method = find_method("blocks")
+        out, receipt = method.attend(q, k, v, CONFIG, method.new_state(SharedBudget()), pinned_keys=TEXT)
+        assert out.shape == v.repeat_interleave(2, 1).shape and 0.2 < receipt.density <= 0.4
+    finally:
+        METHODS.remove("blocks")

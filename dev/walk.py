@@ -1,6 +1,6 @@
 """A reader's walk: the files that one default call on a CPU passes, in order, as docs/method.md lists them.
 
-    python -m dev.walk
+python -m dev.walk
 """
 
 from __future__ import annotations

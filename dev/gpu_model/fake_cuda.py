@@ -7,7 +7,8 @@ sent to the operators behind them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -61,21 +62,10 @@ def _take(x: Tensor, index: Any) -> Tensor:
     return x
 
 
-class FakeProcessors:
-    """Stands for the properties of a device."""
-
-    def __init__(self, count: int) -> None:
-        self.multi_processor_count = count
-
-
 @contextmanager
 def fake_cuda(processors: int = 132) -> Iterator[None]:
     """Inside, `torch.empty(..., device="cuda")` works without a GPU, and reading a value fails."""
-    with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode())
-        stack.enter_context(
-            mock.patch.object(torch.cuda, "get_device_properties", lambda *_: FakeProcessors(processors))
-        )
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_Rerouted())
+    device = SimpleNamespace(multi_processor_count=processors)
+    properties = mock.patch.object(torch.cuda, "get_device_properties", lambda *_: device)
+    with FakeTensorMode(), properties, torch.no_grad(), _Rerouted():
         yield

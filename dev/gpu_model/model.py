@@ -63,23 +63,6 @@ class Task:
 
 
 @dataclass(frozen=True)
-class KernelCost:
-    """All launches of one kernel variant in one stage."""
-
-    stage: str
-    kernel: str
-    launches: int
-    registers: int
-    occupancy: int  # blocks per processor
-    instructions: tuple[int, ...]  # of the loops that multiply, per trip and warp
-    gigabytes: float
-    issued_tflop: float
-    useful_tflop: float
-    ms: float
-    bound: str
-
-
-@dataclass(frozen=True)
 class StageCost:
     """One stage of the call."""
 
@@ -90,6 +73,16 @@ class StageCost:
     useful_tflop: float
     ms: float
     bound: str  # what most of its time goes to
+
+
+@dataclass(frozen=True)
+class KernelCost(StageCost):
+    """All launches of one kernel variant in one stage."""
+
+    kernel: str
+    registers: int
+    occupancy: int  # blocks per processor
+    instructions: tuple[int, ...]  # of the loops that multiply, per trip and warp
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ and the tiles that the kernels would cut are counted."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,6 +22,7 @@ from residua.ops.select import choose_backend
 from residua.synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
 from residua.types import Route
 
+TILES = ("tall_tiles", "low_tiles", "full_trips", "cut_trips", "low_full_trips", "low_cut_trips")
 LLOYD_STEPS = 8  # enough for group sizes that look like those of a warm call
 
 
@@ -79,7 +81,7 @@ def count_tiles(route: Route, rows: int, keys: int, low: bool) -> RouteTiles:
         low: whether what is left of a query group may be a tile of half the rows.
     """
     heads = route.cells.shape[1]
-    sums = dict.fromkeys(("tall", "low", "full", "cut", "low_full", "low_cut", "runs"), 0)
+    counts: Counter[str] = Counter()
     for head in range(heads):
         offsets = route.kv.offsets[0, head].tolist()
         for group, count in enumerate(route.query.sizes[0, head].tolist()):
@@ -88,28 +90,15 @@ def count_tiles(route: Route, rows: int, keys: int, low: bool) -> RouteTiles:
             rest = count % rows
             short = int(low and 0 < rest <= rows // 2)
             tall = count // rows + int(rest > 0) - short
-            for name, value in (
-                ("tall", tall),
-                ("low", short),
-                ("full", tall * full),
-                ("cut", tall * cut),
-                ("low_full", short * full),
-                ("low_cut", short * cut),
-                ("runs", len(runs)),
-            ):
-                sums[name] += value
+            counts.update(tall_tiles=tall, full_trips=tall * full, cut_trips=tall * cut, runs=len(runs))
+            counts.update(low_tiles=short, low_full_trips=short * full, low_cut_trips=short * cut)
     sizes = route.kv.sizes[0].double()
     return RouteTiles(
         tokens=route.query.order.shape[-1],
         pairs=float(route.pairs.double().mean()),
-        tall_tiles=sums["tall"] / heads,
-        low_tiles=sums["low"] / heads,
-        full_trips=sums["full"] / heads,
-        cut_trips=sums["cut"] / heads,
-        low_full_trips=sums["low_full"] / heads,
-        low_cut_trips=sums["low_cut"] / heads,
+        runs=counts["runs"] / max(1, heads * route.cells.shape[2]),
+        **{name: counts[name] / heads for name in TILES},
         small_key_tiles=float((sizes / 32).ceil().sum() / heads),
-        runs=sums["runs"] / max(1, heads * route.cells.shape[2]),
         query_groups=route.cells.shape[2],
         kv_groups=route.cells.shape[3],
         tile=(rows, keys),

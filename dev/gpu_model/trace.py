@@ -100,6 +100,9 @@ class Launch:
     def name(self) -> str:
         return str(self.kernel.fn.__name__).removesuffix("_kernel")
 
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
 
 @dataclass
 class Trace:

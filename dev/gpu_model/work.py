@@ -35,8 +35,7 @@ def tensors(launch: Launch, *skip: str) -> float:
     return float(sum({x.storage: x.bytes for x in shapes}.values()))
 
 
-def _attend(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _attend(a: Launch, tiles: RouteTiles) -> Work:
     batch, heads, rows, _ = a["Q"].sizes
     heads *= batch
     low, room = a["LOW"], a["T"] if a["SUMMARY"] else 0
@@ -71,28 +70,26 @@ def _attend(launch: Launch, tiles: RouteTiles) -> Work:
     )
 
 
-def _mass(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _mass(a: Launch, tiles: RouteTiles) -> Work:
     heads = a["ANCHORS"].sizes[0] * a["ANCHORS"].sizes[1]
     rows = cdiv(a["CQ"], a["BM"]) * heads
     trips = rows * tiles.small_key_tiles * 32 / a["BN"]
     key = a["BD"] * a["K"].dtype.itemsize
     return Work(
-        tensors(launch),
+        tensors(a),
         (rows * a["CK"], trips),
         2 * 2 * a["BM"] * a["BN"] * a["BD"] * trips,
         2 * heads * a["CQ"] * a["NK"] * a["D"],
-        trips * a["BN"] * key + launch.grid * a["BM"] * a["D"] * 4,
+        trips * a["BN"] * key + a.grid * a["BM"] * a["D"] * 4,
     )
 
 
-def _slots(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _slots(a: Launch, tiles: RouteTiles) -> Work:
     heads = a["ANCHORS"].sizes[0] * a["ANCHORS"].sizes[1]
     rows = cdiv(a["CQ"], a["BM"]) * heads
     trips = rows * tiles.small_key_tiles * 32 / a["BN"]
     return Work(
-        tensors(launch),
+        tensors(a),
         (rows * a["hoods"], rows * a["CK"], trips),
         2 * a["BM"] * a["BN"] * (3 * a["BD"] + a["BDV"]) * trips,
         2 * heads * a["CQ"] * a["NK"] * (2 * a["D"] + a["DV"]),
@@ -100,14 +97,13 @@ def _slots(launch: Launch, tiles: RouteTiles) -> Work:
     )
 
 
-def _rows(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _rows(a: Launch, tiles: RouteTiles) -> Work:
     sums = 1 if a["KEPT"] is None else 2
     heads = a["Q"].sizes[0] * a["Q"].sizes[1]
     trips = heads * a["tiles"] * cdiv(a["NK"], a["BN"])
     flops = 2 * a["BM"] * a["BN"] * (a["BD"] + sums * a["BDV"]) * trips
     return Work(
-        tensors(launch, "Q"),
+        tensors(a, "Q"),
         (trips,),
         flops,
         2 * heads * a["M"] * a["NK"] * (a["D"] + sums * a["DV"]),
@@ -115,13 +111,12 @@ def _rows(launch: Launch, tiles: RouteTiles) -> Work:
     )
 
 
-def _assign(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _assign(a: Launch, tiles: RouteTiles) -> Work:
     steps = cdiv(a["C"], a["BC"])
-    trips = launch.grid * steps
+    trips = a.grid * steps
     groups = a["X"].sizes[0]
     return Work(
-        tensors(launch, "VALID"),
+        tensors(a, "VALID"),
         (trips,),
         (3 if a["PARTS"] else 1) * 2 * a["BN"] * a["BC"] * a["BR"] * trips,
         2 * groups * a["N"] * a["C"] * a["R"],
@@ -129,124 +124,104 @@ def _assign(launch: Launch, tiles: RouteTiles) -> Work:
     )
 
 
-def _project(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    x = a.get("X") or a["Q"]
-    trips = launch.grid * cdiv(a["D"], a["BK"])
+def _project(a: Launch, tiles: RouteTiles) -> Work:
+    x = a.arguments.get("X") or a["Q"]
+    trips = a.grid * cdiv(a["D"], a["BK"])
     heads = x.sizes[0] * x.sizes[1]
-    width = TF32 if x.dtype.itemsize == 4 or launch.name == "drift" else 1
+    width = TF32 if x.dtype.itemsize == 4 or a.name == "drift" else 1
     flops = 3 * width * 2 * a["BN"] * a["BK"] * a["BR"] * trips
-    return Work(tensors(launch), (trips,), flops, 2 * heads * x.sizes[2] * a["D"] * a["R"])
+    return Work(tensors(a), (trips,), flops, 2 * heads * x.sizes[2] * a["D"] * a["R"])
 
 
-def _covariance(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _covariance(a: Launch, tiles: RouteTiles) -> Work:
     heads = a["X"].sizes[0] * a["X"].sizes[1]
     # a neighbourhood of groups ends in a block that is half full
     trips = heads * (a["N"] / a["BN"] + a["C"] / 2)
     flops = 3 * TF32 * 2 * a["BR"] * a["BN"] * a["BDV"] * trips
     useful = 2 * heads * a["N"] * a["R"] * a["DV"]
-    return Work(tensors(launch), (trips,), flops, useful, 2 * (a["X"].bytes + a["V"].bytes))
+    return Work(tensors(a), (trips,), flops, useful, 2 * (a["X"].bytes + a["V"].bytes))
 
 
-def _key_covariance(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _key_covariance(a: Launch, tiles: RouteTiles) -> Work:
     heads = a["K"].sizes[0] * a["K"].sizes[1]
     trips = heads * tiles.small_key_tiles * 32 / a["BN"]
     flops = 2 * a["BR"] * a["BN"] * (3 * a["BD"] + 2 * a["BDV"]) * trips
-    return Work(tensors(launch), (trips,), flops, 2 * heads * a["N"] * a["R"] * (a["D"] + a["DV"]))
+    return Work(tensors(a), (trips,), flops, 2 * heads * a["N"] * a["R"] * (a["D"] + a["DV"]))
 
 
-def _moment(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    trips = launch.grid * cdiv(a["M"], a["BM"])
+def _moment(a: Launch, tiles: RouteTiles) -> Work:
+    trips = a.grid * cdiv(a["M"], a["BM"])
     exact = a["X"].dtype.itemsize == 2 and not a["CENTRED"]
     flops = (1 if exact else 3 * TF32) * 2 * a["BD"] * a["BD"] * a["BM"] * trips
     # one program per head: its rows one block after the other
-    useful = 2 * launch.grid * a["M"] * a["D"] ** 2
+    useful = 2 * a.grid * a["M"] * a["D"] ** 2
     cycles = (600.0 if exact else 1500.0) * cdiv(a["M"], a["BM"])
-    return Work(tensors(launch), (trips,), flops, useful, serial_cycles=cycles)
+    return Work(tensors(a), (trips,), flops, useful, serial_cycles=cycles)
 
 
-def _small_kmeans(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _small_kmeans(a: Launch, tiles: RouteTiles) -> Work:
     blocks = a["steps"] * cdiv(a["N"], a["BN"])
-    flops = 5 * 2 * a["BC"] * a["BN"] * a["BR"] * blocks * launch.grid
-    useful = 4 * launch.grid * a["steps"] * a["N"] * a["C"] * a["R"]
-    return Work(tensors(launch), (), flops, useful, serial_cycles=2500.0 * blocks)
+    flops = 5 * 2 * a["BC"] * a["BN"] * a["BR"] * blocks * a.grid
+    useful = 4 * a.grid * a["steps"] * a["N"] * a["C"] * a["R"]
+    return Work(tensors(a), (), flops, useful, serial_cycles=2500.0 * blocks)
 
 
-def _subspace(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _subspace(a: Launch, tiles: RouteTiles) -> Work:
     pivots = a["rank"] * (a["rounds"] + 1 + bool(a["FACTOR"]))
     products = 12 * cdiv(a["n"], a["BK"]) * 3
-    return Work(tensors(launch), serial_cycles=1000.0 * pivots + 600.0 * products)
+    return Work(tensors(a), serial_cycles=1000.0 * pivots + 600.0 * products)
 
 
-def _key_tiles(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    written = launch.grid * 16 * (tiles.full_trips + tiles.cut_trips) / max(1.0, tiles.tall_tiles)
-    written += launch.grid * 16 * tiles.runs  # once written, once read
+def _key_tiles(a: Launch, tiles: RouteTiles) -> Work:
+    written = a.grid * 16 * (tiles.full_trips + tiles.cut_trips) / max(1.0, tiles.tall_tiles)
+    written += a.grid * 16 * tiles.runs  # once written, once read
     # blocks of K/V groups, then every run in turn: one wait for the cache each
     cycles = 1500.0 * cdiv(a["C"], a["BC"]) + 500.0 * tiles.runs
     return Work(a["CELLS"].bytes + written, serial_cycles=cycles)
 
 
-def _fill(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
+def _fill(a: Launch, tiles: RouteTiles) -> Work:
     share = tiles.pairs / tiles.tokens**2
     blocks = cdiv(share * a["CQ"] * a["CK"], a["BC"])
-    moved = launch.grid * blocks * a["BC"] * 8 + a["CELLS"].bytes * share
+    moved = a.grid * blocks * a["BC"] * 8 + a["CELLS"].bytes * share
     # where the budget overflows a bucket is read three times, and about sixteen sums are compared
     overflow = 3 * 2500.0 + 16 * 300.0
     return Work(moved, serial_cycles=2500.0 * blocks + a["passes"] * overflow)
 
 
-def _place(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    return Work(tensors(launch), serial_cycles=2000.0 * cdiv(min(a["STRETCH"], a["N"]), a["BLOCK"]))
+def _place(a: Launch, tiles: RouteTiles) -> Work:
+    return Work(tensors(a), serial_cycles=2000.0 * cdiv(min(a["STRETCH"], a["N"]), a["BLOCK"]))
 
 
-def _starts(launch: Launch, tiles: RouteTiles) -> Work:
-    return Work(tensors(launch), serial_cycles=600.0 * launch.arguments["stretches"])
-
-
-def _permute(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    return Work(a["OUT"].bytes + a["OUT"].bytes * a["D"] / a["DO"] + a["ORDER"].bytes)
-
-
-def _segment_mean(launch: Launch, tiles: RouteTiles) -> Work:
-    return Work(tensors(launch, "SPARE"))
-
-
-def _spread(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    return Work((a["K"].bytes + a["V"].bytes + a["ORDER"].bytes) / a["every"] + a["SPREAD"].bytes)
-
-
-def _candidates(launch: Launch, tiles: RouteTiles) -> Work:
-    a = launch.arguments
-    own = launch.grid * a["R"] * (a["DV"] * a["SLOPE"].dtype.itemsize + 8) if a["DRIFT"] else 0
-    return Work(tensors(launch, "ORIGIN", "CURVE", "SLOPE") + own)
-
-
-def _switch(launch: Launch, tiles: RouteTiles) -> Work:
-    return Work(launch.arguments["CHOICE"].bytes)  # most heads switch nothing off
-
-
-def _spoil(launch: Launch, tiles: RouteTiles) -> Work:
-    return Work(launch.arguments["LOST"].bytes)  # nothing is lost in a sound call
+def _candidates(a: Launch, tiles: RouteTiles) -> Work:
+    own = a.grid * a["R"] * (a["DV"] * a["SLOPE"].dtype.itemsize + 8) if a["DRIFT"] else 0
+    return Work(tensors(a, "ORIGIN", "CURVE", "SLOPE") + own)
 
 
 WORK: dict[str, Callable[[Launch, RouteTiles], Work]] = {
-    "attend": _attend, "mass": _mass, "slots": _slots, "rows": _rows, "assign": _assign,
-    "project": _project, "drift": _project, "covariance": _covariance,
-    "key_covariance": _key_covariance, "moment": _moment,
-    "small_kmeans": _small_kmeans, "subspace": _subspace, "key_tiles": _key_tiles, "fill": _fill,
-    "starts": _starts, "place": _place, "permute": _permute, "segment_mean": _segment_mean, "spoil": _spoil,
-    "candidates": _candidates, "spread": _spread, "switch": _switch,
-}  # fmt: skip
+    "attend": _attend,
+    "mass": _mass,
+    "slots": _slots,
+    "rows": _rows,
+    "assign": _assign,
+    "project": _project,
+    "drift": _project,
+    "covariance": _covariance,
+    "key_covariance": _key_covariance,
+    "moment": _moment,
+    "small_kmeans": _small_kmeans,
+    "subspace": _subspace,
+    "key_tiles": _key_tiles,
+    "fill": _fill,
+    "starts": lambda a, _: Work(tensors(a), serial_cycles=600.0 * a["stretches"]),
+    "place": _place,
+    "permute": lambda a, _: Work(a["OUT"].bytes + a["OUT"].bytes * a["D"] / a["DO"] + a["ORDER"].bytes),
+    "segment_mean": lambda a, _: Work(tensors(a, "SPARE")),
+    "candidates": _candidates,
+    "spread": lambda a, _: Work((a["K"].bytes + a["V"].bytes + a["ORDER"].bytes) / a["every"] + a["SPREAD"].bytes),
+    "switch": lambda a, _: Work(a["CHOICE"].bytes),  # most heads switch nothing off
+    "spoil": lambda a, _: Work(a["LOST"].bytes),  # nothing is lost in a sound call
+}
 
 
 def work_of(launch: Launch, tiles: RouteTiles) -> Work:

@@ -9,7 +9,7 @@ pytest.importorskip("diffusers")
 
 from residua.errors import InputError
 from residua.hosts.diffusers import attached
-from residua.hosts.diffusers.layer import Layer
+from residua.hosts.diffusers.layer import AttentionLayer
 from residua.tools.capture import CaptureWriter, capture, read_captures, recording
 from residua.tools.capture.recording import Selection
 from tests.support import tiny_models as tiny
@@ -19,13 +19,13 @@ from tests.support import tiny_models as tiny
 def outputs(monkeypatch):
     """What dense attention returned, by layer name."""
     seen: dict[str, torch.Tensor] = {}
-    dense = Layer.dense
+    dense = AttentionLayer.dense
 
     def kept(self, *arguments):
         seen[self.name] = dense(self, *arguments)
         return seen[self.name]
 
-    monkeypatch.setattr(Layer, "dense", kept)
+    monkeypatch.setattr(AttentionLayer, "dense", kept)
     return seen
 
 

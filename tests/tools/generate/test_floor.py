@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from residua.hosts.diffusers import accelerate
-from residua.hosts.diffusers.layer import Layer
+from residua.hosts.diffusers.layer import AttentionLayer
 from residua.tools.capture.recording import dense_on_purpose
 from residua.tools.generate.compare import compare, generate_once, measure_floor
 from residua.tools.generate.floor import _rolled, another_order, floor_text
@@ -30,13 +30,13 @@ def test_a_second_dense_run_differs_by_rounding_and_by_no_more(pipe, request_sma
 
 def test_every_self_attention_call_is_rolled(pipe, request_small, monkeypatch):
     seen = []
-    dispatch = Layer.dispatch
+    dispatch = AttentionLayer.dispatch
 
     def recorded(self, q, k, v, *more):
         seen.append((k.clone(), v.clone()))
         return dispatch(self, q, k, v, *more)
 
-    monkeypatch.setattr(Layer, "dispatch", recorded)
+    monkeypatch.setattr(AttentionLayer, "dispatch", recorded)
     with dense_on_purpose(), accelerate(pipe, dense_layers=1.0, min_tokens=0):
         generate(pipe, request_small)
     plain, seen[:] = list(seen), []

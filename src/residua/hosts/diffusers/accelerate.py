@@ -12,10 +12,12 @@ from ...errors import InputError, IntegrationError
 from ...util.interrupts import uninterrupted
 from .. import ModelFacts, Profile, Settings
 from ..settings import CHECKS
+from .attach import Attachment, attachment_of
 from .components import transformers_of
 from .families import Family, family_of, is_supported
 from .families.generic import Generic
 from .handle import Handle
+from .tracking import Offset
 from .versions import require_diffusers
 
 
@@ -101,9 +103,6 @@ def accelerate_with(
 ) -> Handle:
     """`accelerate` with settings that are one object; the other arguments are the same."""
     require_diffusers()
-    from .attach import Attachment
-    from .tracking import Offset
-
     models = transformers_of(target, generic)
     families = [_family(model, generic) for model in models.values()]
     wanted = [asked.resolve(family.preset) for family in families]
@@ -146,8 +145,6 @@ def attached(target: Any) -> Handle | None:
     Returns:
         The handle; None if nothing is accelerated.
     """
-    from .attach import attachment_of
-
     found = [attachment_of(model) for model in transformers_of(target, generic=True).values()]
     present = [attachment for attachment in found if attachment is not None]
     return Handle(target, present) if present else None

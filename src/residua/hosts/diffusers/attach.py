@@ -10,7 +10,7 @@ from ...errors import IntegrationError
 from .. import HostAttention, ResolvedSettings
 from .families import Family, supported
 from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
-from .layer import ForwardPass, Layer
+from .layer import ForwardPass, AttentionLayer
 from .processors import TaggedProcessor
 from .tracking import Offset, Tracker
 
@@ -51,7 +51,7 @@ class Attachment:
         )
         self.siblings: tuple[Attachment, ...] = ()  # the other transformers of the pipeline
         self.layers = [
-            Layer(self.host, self.now, index, layer, depth)
+            AttentionLayer(self.host, self.now, index, layer, depth)
             for index, (layer, depth) in enumerate(zip(names, depths, strict=True))
         ]
         self._processors: list[TaggedProcessor] = []

@@ -21,23 +21,24 @@ from torch import Tensor
 from ...errors import InputError, IntegrationError
 
 if TYPE_CHECKING:
-    from .layer import Layer
+    from .layer import AttentionLayer
 
+MORE_ARGUMENTS = "dropout or attention_kwargs"
 BLOCK_MASK = "block mask"  # flex attention: the model itself says which blocks are computed
 INTERCEPTED = "attention is replaced by a torch function mode"  # perturbed attention guidance of diffusers
 
 _numbers = itertools.count(1)
-_layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
+_layers: weakref.WeakValueDictionary[int, AttentionLayer] = weakref.WeakValueDictionary()
 
 
 class LayerTag(str):
     """Takes the place of a backend's name in a processor. As a string it equals that name, so that diffusers'
     own checks (enable_parallelism) still find the dense backend."""
 
-    layer: Layer
+    layer: AttentionLayer
     number: Tensor  # the layer's index in the table of all tagged layers
 
-    def __new__(cls, layer: Layer, backend: str) -> LayerTag:
+    def __new__(cls, layer: AttentionLayer, backend: str) -> LayerTag:
         tag = super().__new__(cls, backend)
         number = next(_numbers)
         tag.layer, tag.number = layer, torch.tensor(number, device="cpu")  # reading it never waits
@@ -70,39 +71,25 @@ def tagged_dispatch(
     """Replaces diffusers' `dispatch_attention_fn`, with the same signature; tensors are [B, N, H, D]."""
     from diffusers.models.attention_dispatch import dispatch_attention_fn
 
+    given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs)
     if not isinstance(backend, LayerTag):
-        return dispatch_attention_fn(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
-            attention_kwargs,
-            backend=backend,
-            parallel_config=parallel_config,
-        )
+        return dispatch_attention_fn(*given, backend=backend, parallel_config=parallel_config)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         raise InputError("residua.accelerate is for inference; run the model under torch.no_grad(), or remove()")
+    why = None
     if dropout_p or attention_kwargs:
-        if backend.layer.now.family.generic:
-            return backend.layer.leave_dense(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, attention_kwargs
+        why = MORE_ARGUMENTS
+        if not backend.layer.now.family.generic:
+            raise IntegrationError(
+                f"got dropout_p={dropout_p}, attention_kwargs={attention_kwargs!r} in a self-attention call; "
+                "Residua takes neither: remove() it for this model"
             )
-        raise IntegrationError(
-            f"got dropout_p={dropout_p}, attention_kwargs={attention_kwargs!r} in a self-attention call; "
-            "Residua takes neither: remove() it for this model"
-        )
-    if attn_mask is not None and not isinstance(attn_mask, Tensor):
-        return backend.layer.leave_dense(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why=BLOCK_MASK
-        )
-    if _intercepted():
-        return backend.layer.leave_dense(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, why=INTERCEPTED
-        )
+    elif attn_mask is not None and not isinstance(attn_mask, Tensor):
+        why = BLOCK_MASK
+    elif _intercepted():
+        why = INTERCEPTED
+    if why is not None:
+        return backend.layer.leave_dense(given, why)
     number = backend.number
     if parallel_config is None or parallel_config.context_parallel_config is None:
         return attention_op(query, key, value, number, attn_mask, scale, is_causal)

@@ -16,7 +16,6 @@ from .tracking import Tracker
 TEXT_ONLY = "text pathway"
 REMOVED = "acceleration removed"
 ELSEWHERE = "in another model's forward pass"  # the ControlNet of Z-Image runs layers of the transformer
-MORE_ARGUMENTS = "dropout or attention_kwargs"
 
 
 @dataclass
@@ -32,7 +31,7 @@ class ForwardPass:
     elsewhere: bool = False  # another model of the pipeline runs; what is known here is of an earlier pass
 
 
-class Layer:
+class AttentionLayer:
     """One layer. `backend` is the dense backend that the user chose for it (None: the default of
     diffusers); `perturbed` says that a hook of diffusers replaces its attention by the values."""
 
@@ -110,16 +109,17 @@ class Layer:
             backend=self.backend,
         )
 
-    def leave_dense(self, q: Tensor, k: Tensor, v: Tensor, *more: Any, why: str = MORE_ARGUMENTS) -> Tensor:
-        """A dense call with arguments that Residua does not take: those of dispatch_attention_fn."""
+    def leave_dense(self, given: tuple[Any, ...], why: str) -> Tensor:
+        """A dense call with arguments that Residua does not take: those of dispatch_attention_fn, in its order."""
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
+        q, k, v = (x.transpose(1, 2) for x in given[:3])
         out = self.host.call(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
+            q,
+            k,
+            v,
             self.site(),
-            lambda: dispatch_attention_fn(q, k, v, *more, backend=self.backend).transpose(1, 2),
+            lambda: dispatch_attention_fn(*given, backend=self.backend).transpose(1, 2),
             why_dense=why,
         )
         return out.transpose(1, 2)

@@ -7,14 +7,14 @@ from typing import Any
 
 from ...errors import IntegrationError
 from .dispatch import LayerTag, rebind, unbind
-from .layer import Layer
+from .layer import AttentionLayer
 
 
 class TaggedProcessor:
     """The processor of one self-attention module. We tag a copy, because diffusers may share one processor
     between layers, cross-attention included; only a processor with weights is tagged itself."""
 
-    def __init__(self, module: Any, layer: Layer) -> None:
+    def __init__(self, module: Any, layer: AttentionLayer) -> None:
         self.module = module
         self.layer = layer
         self.original: Any = None

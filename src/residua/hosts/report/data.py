@@ -17,6 +17,8 @@ from ...util.files import write_text_whole
 from ..host import HostAttention
 from ..log import Key, Tally
 from ..watch import nothing_sparse
+from .page import report_fragment, report_page
+from .table import headline, render, report_table
 
 Per = Literal["layer", "step", "branch"]
 PER = ("layer", "step", "branch")
@@ -79,7 +81,7 @@ class TransformerReport:
 
 
 @dataclass(frozen=True)
-class Saving:
+class TimeSaved:
     """What the sparse calls saved, compared with dense calls of the same shape that were timed in the same
     runs."""
 
@@ -104,7 +106,7 @@ class Report:
     transformers: tuple[TransformerReport, ...]
     total: ReportRow
     timed_by: str
-    saving: Saving | None = None
+    saving: TimeSaved | None = None
     why_dense: str = ""  # if nothing ran sparse: the reason with the number that decided
     memory: dict[str, int] = field(default_factory=dict)  # bytes
     warnings: tuple[str, ...] = ()
@@ -115,8 +117,6 @@ class Report:
     @property
     def headline(self) -> str:
         """The most important facts in one or two sentences."""
-        from .table import headline
-
         return headline(self)
 
     def view(self, per: Per = "layer", full: bool = False) -> Report:
@@ -158,8 +158,6 @@ class Report:
         Returns:
             The path that was written.
         """
-        from .page import report_page
-
         path = Path(path)
         writers: dict[str, Callable[[], str]] = {
             ".html": lambda: report_page(self),
@@ -172,18 +170,12 @@ class Report:
         return path
 
     def __rich__(self) -> Any:
-        from .table import report_table
-
         return report_table(self)
 
     def _repr_html_(self) -> str:
-        from .page import report_fragment
-
         return report_fragment(self)
 
     def __str__(self) -> str:
-        from .table import render
-
         return render(self)
 
     __repr__ = __str__  # so that an interactive session shows the table
@@ -288,7 +280,7 @@ def _added(counters: Iterable[Counter[Any]]) -> Counter[Any]:
     return total
 
 
-def _saving(tallies: Sequence[Tally]) -> Saving | None:
+def _saving(tallies: Sequence[Tally]) -> TimeSaved | None:
     """Compares with dense calls that have the tokens of the sparse calls; None if there are none."""
     sparse = [tally for tally in tallies if tally.sparse]
     lengths = {_lengths(tally) for tally in sparse}
@@ -299,7 +291,7 @@ def _saving(tallies: Sequence[Tally]) -> Saving | None:
     # The median, because first calls may also load kernels.
     per_pair = statistics.median(tally.dense_timer.seconds() / tally.dense_pairs for tally in dense)
     pairs = sum(tally.sparse_pairs for tally in sparse)
-    return Saving(sum(sum(tally.dense.values()) for tally in dense), per_pair * pairs, seconds)
+    return TimeSaved(sum(sum(tally.dense.values()) for tally in dense), per_pair * pairs, seconds)
 
 
 def _why_dense(hosts: Iterable[HostAttention], tallies: Iterable[Tally]) -> str:

@@ -32,7 +32,7 @@ class Selection:
 
 
 class Recorder:
-    """Wraps `Layer.run` of every selected layer."""
+    """Wraps `AttentionLayer.run` of every selected layer."""
 
     def __init__(self, writer: CaptureWriter, selection: Selection, pipe: Any, progress: Progress | None):
         self.writer = writer

@@ -10,7 +10,7 @@ from ...errors import IntegrationError
 from .. import HostAttention, ResolvedSettings
 from .families import Family, supported
 from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
-from .layer import ForwardPass, AttentionLayer
+from .layer import AttentionLayer, ForwardPass
 from .processors import TaggedProcessor
 from .tracking import Offset, Tracker
 

@@ -34,16 +34,22 @@ def only(pattern: str, folder: Path) -> Path:
 
 
 def check_contents(sdist: Path, wheel: Path) -> None:
-    """The sdist has the C++ sources; the wheel has the library instead, and nothing but the package."""
+    """The sdist has the C++ sources; the wheel has the library instead, every other file of the package, and nothing
+    that is not the package."""
     with tarfile.open(sdist) as archive:
         held = archive.getnames()
     assert any(name.endswith("abi.cpp") for name in held), "sdist without C++ sources"
-    assert not any("/tests/" in name for name in held), "sdist with a part of the tests"
+    unwanted = [name for name in held if name.split("/")[1:2] in (["tests"], ["dev"])]
+    assert not unwanted, f"sdist with {unwanted}"
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert "-py3-none-" in wheel.name, wheel.name
     assert any(name.endswith("_native.so") for name in names), "wheel without the native library"
+    package = ROOT / "src" / "residua"
+    data = [path for path in package.rglob("*") if path.is_file() and path.suffix not in (".cpp", ".h", ".so", ".pyc")]
+    missing = {path.relative_to(package.parent).as_posix() for path in data} - set(names)
+    assert not missing, f"wheel without {sorted(missing)}"
     unwanted = [name for name in names if name.endswith((".cpp", ".h")) or not name.startswith("residua")]
     assert not unwanted, f"wheel with {unwanted}"
     assert "](docs/" not in metadata, "the long description has addresses that lead nowhere outside the repository"

@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -198,15 +197,15 @@ def test_stored_estimates_are_used_where_there_are_some(monkeypatch) -> None:
         asked.append(call)
         return SimpleNamespace(ms=30.0, attention_ms=20.0, peak_gib=2.0)
 
-    stored = SimpleNamespace(stored_gpus=lambda: ["h100"], stored_estimate=stored_estimate)
-    monkeypatch.setitem(sys.modules, "residua.tools.plan.estimates", stored)
+    monkeypatch.setattr(calls, "stored_gpus", lambda: ["h100"])
+    monkeypatch.setattr(calls, "stored_estimate", stored_estimate)
     plan = make_plan("wan2.2", steps=10)
     assert asked == [("h100", 75_600, 40, 0.06, 128)] and plan.timed.source == calls.BY_ESTIMATE
     assert plan.seconds.sparse_cells == pytest.approx(10 * 2 * 40 * 0.020)
     assert plan.timed.overhead == pytest.approx(0.010) and plan.call_bytes == 2 << 30
     for other in ({"gpu": "a100"}, {"paper": True}):
         assert make_plan("wan2.2", **other).timed.source == calls.BY_RATES
-    monkeypatch.setitem(sys.modules, "residua.tools.plan.estimates", None)  # a build without the table
+    monkeypatch.setattr(calls, "stored_gpus", lambda: [])  # a table without this GPU
     assert make_plan("wan2.2").timed.source == calls.BY_RATES
 
 

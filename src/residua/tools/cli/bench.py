@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...util import json_text
 from ..reports.table import Table, number
@@ -74,21 +73,20 @@ def sweep(
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
     from ..bench import sweep as sweeping
     from ..bench.attention import CallCase, measure
+    from .progress import call_bar
 
     files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
     base = CallCase(
         heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, reconstruction=reconstruction
     )
     todo = sweeping.tasks(base, whole_numbers("tokens", tokens), numbers("densities", densities))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows: list[CallTimes] = []
-    with Progress(*columns, console=console) as bar:
-        line = bar.add_task("measuring", total=len(todo))
+    with call_bar() as watch:
         for task in todo:
-            bar.update(line, description=f"{task.tokens:,} tokens at {task.density:g}")
+            watch(len(rows), len(todo), f"{task.tokens:,} tokens at {task.density:g}")
             rows.append(measure(task))
-            bar.advance(line)
             json_text.write_json(files[0], [row.to_dict() for row in rows])
+        watch(len(rows), len(todo), "measured")
     sweeping.plot([row.to_dict() for row in rows], files[1])
     show(_table(rows).rich())
     console.print(f"wrote {files[0]} and {files[1]}")

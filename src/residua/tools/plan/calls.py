@@ -6,13 +6,12 @@ table. For other machines, and for the paper's method, it is computed from the m
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from ...config import Config
 from . import cost
+from .estimates import StoredEstimate, stored_estimate, stored_gpus
 from .models import Architecture
 from .speeds import Machine
 
@@ -54,13 +53,11 @@ def time_call(
     return SparseCall(cells, overhead, cold, call.peak_bytes, BY_RATES)
 
 
-def _estimated(model: Architecture, forward: cost.Forward, call: cost.CallCost, machine: Machine) -> Any:
+def _estimated(
+    model: Architecture, forward: cost.Forward, call: cost.CallCost, machine: Machine
+) -> StoredEstimate | None:
     """The stored estimate of such a call; None if there is none for this machine and head dim."""
-    try:
-        stored = importlib.import_module("residua.tools.plan.estimates")
-    except ImportError:
-        return None
-    if machine.name not in stored.stored_gpus() or model.head_dim not in ESTIMATED_DIMS:
+    if machine.name not in stored_gpus() or model.head_dim not in ESTIMATED_DIMS:
         return None
     tokens = round(math.sqrt(forward.pairs))
-    return stored.stored_estimate(machine.name, tokens, model.heads, call.density, model.head_dim)
+    return stored_estimate(machine.name, tokens, model.heads, call.density, model.head_dim)

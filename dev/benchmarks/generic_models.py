@@ -80,7 +80,7 @@ def output(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     return out.float()
 
 
-def judge(model: Any, inputs: dict[str, Any]) -> tuple[str, str]:
+def classify(model: Any, inputs: dict[str, Any]) -> tuple[str, str]:
     """One of the words above, and why."""
     dense = output(model, inputs)
     with mock.patch.object(base.FAMILIES, "_known", {}):
@@ -107,7 +107,7 @@ def main() -> None:
     counts: Counter[str] = Counter()
     for model, tests in find_tests(parser.parse_args().checkout.resolve()).items():
         try:
-            how, why = judge(*build(model, tests))
+            how, why = classify(*build(model, tests))
         except Exception as error:
             how, why = "failed", str(error).splitlines()[0]
         counts[how] += 1

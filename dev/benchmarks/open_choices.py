@@ -1,4 +1,4 @@
-"""What each choice that the paper leaves open is worth: the table of
+"""What each choice that the paper leaves open changes: the table of
 docs/decisions/0010-what-the-paper-leaves-open.md, on any folder of recorded calls.
 
     residua capture --model world --frames 64 --layers 0,1,2,3,4,5 --steps 2 --run-steps 4 --out captures-16k

@@ -133,13 +133,13 @@ def test_sharing_must_not_cost_more(cost, holds):
 
 
 @pytest.mark.parametrize(("estimate", "holds"), [(0.01, True), (0.02, False), (None, None)])
-def test_estimates_are_judged_head_by_head(estimate, holds):
+def test_estimates_are_compared_head_by_head(estimate, holds):
     runs = [made(setting, 0.1, 0.4, estimate=estimate) for setting in (PAPER, fixed(0.05), shared(0.05))]
     assert [item.holds for item in findings(runs) if "know their error" in item.claim] == [holds]
 
 
-def test_the_report_says_that_short_calls_judge_nothing(calls):
+def test_the_report_says_that_short_calls_tell_nothing(calls):
     report = compare_budgets(calls, CONFIG, "residua budgets x", quick=True)
-    assert {item.verdict for item in report.findings} == {"too short to judge"}
+    assert {item.verdict for item in report.findings} == {"too short to tell"}
     table = budget_table([made(PAPER, 0.1, 0.4, estimate=None)], "a")
     assert table.rows == ((PAPER, "0.1000 / 0.4000", "0.0100 (L0 H0)", "5.0 %", "-", "-"),)

@@ -180,6 +180,6 @@ def test_o2_has_a_row_for_every_target():
 def test_short_calls_give_no_verdict():
     findings = [Finding("a", True, "e"), Finding("b", False, "e", any_length=True)]
     short, long = ([SimpleNamespace(tokens=tokens)] for tokens in (4095, 4096))
-    assert [item.verdict for item in weighed(findings, short)] == ["too short to judge", "contradicted"]
+    assert [item.verdict for item in weighed(findings, short)] == ["too short to tell", "contradicted"]
     assert "4,095 tokens" in weighed(findings, short)[0].evidence
     assert weighed(findings, long) == findings

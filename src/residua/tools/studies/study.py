@@ -65,7 +65,7 @@ def weighed(findings: Sequence[Finding], chosen: Sequence[CapturedCall]) -> list
     longest = max(call.tokens for call in chosen)
     if longest >= MIN_TOKENS:
         return list(findings)
-    instead = "too short to judge"
+    instead = "too short to tell"
     evidence = f"calls of {longest:,} tokens; wanted {MIN_TOKENS:,} or more"
     return [
         item if item.any_length else replace(item, instead=instead, evidence=f"{item.evidence} ({evidence})")

@@ -17,7 +17,7 @@ pytest.importorskip("ray")
 pytest.importorskip("pyarrow")
 
 from residua.tools.evaluate.prompts import Prompt
-from residua.tools.evaluate.suite import DENSE, FLOOR, Generation, Setting, Suite, Workers
+from residua.tools.evaluate.suite import DENSE, NOISE_FLOOR, Generation, Setting, Suite, Workers
 from residua.world.held_out import TUNING_PROMPTS
 from tests.support.tiny_world import tiny_world
 
@@ -33,12 +33,12 @@ def weights(tmp_path_factory) -> Path:
 def make_suite(weights):
     """A suite of so many prompts; keywords go over what it has."""
 
-    def make(prompts: int | list[str] = 2, seeds=(0,), floor: bool = False, **changes) -> Suite:
+    def make(prompts: int | list[str] = 2, seeds=(0,), noise_floor: bool = False, **changes) -> Suite:
         texts = TUNING_PROMPTS[:prompts] if isinstance(prompts, int) else prompts
         sparse = {"density": 0.4, "min_tokens": 0, "dense_steps": 0, "dense_layers": 0}
         settings = [
             Setting(DENSE),
-            *([Setting(FLOOR)] if floor else []),
+            *([Setting(NOISE_FLOOR)] if noise_floor else []),
             Setting("anchored", {"method": "anchored", **sparse}),
             Setting("paper", {"method": "paper", **sparse}),
         ]

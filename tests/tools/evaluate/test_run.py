@@ -54,7 +54,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def whole(make_suite, finished):
     """A suite that has run, once for all tests that only read it."""
-    suite = make_suite(2, seeds=(0, 1), floor=True)
+    suite = make_suite(2, seeds=(0, 1), noise_floor=True)
     if not finished.exists():
         go(suite, finished)
     return suite, finished

@@ -8,7 +8,7 @@ import pytest
 
 from residua.errors import InputError
 from residua.tools.evaluate.rows import hash_model, make_rows
-from residua.tools.evaluate.suite import DENSE, FLOOR, read_suite
+from residua.tools.evaluate.suite import DENSE, NOISE_FLOOR, read_suite
 
 GOOD = """
 name = "first"
@@ -45,17 +45,17 @@ def test_a_suite_is_read_as_it_stands(tmp_path):
     assert suite.name == "first" and suite.model == "world" and suite.seeds == (3, 1)
     assert [prompt.text for prompt in suite.prompts] == ["a cat", "a dog"]
     assert (suite.generation.height, suite.generation.width) == (480, 832)
-    assert [setting.name for setting in suite.settings] == [DENSE, FLOOR, "paper", "balanced", "own"]
+    assert [setting.name for setting in suite.settings] == [DENSE, NOISE_FLOOR, "paper", "balanced", "own"]
     paper = suite.setting("paper").asked
     assert paper.method == "paper" and paper.density == 0.22 and paper.dense_steps == 0.1
     assert suite.setting("own").asked.config.probes == 32
-    assert suite.work.workers == 3 and suite.setting(FLOOR).asked is None
+    assert suite.work.workers == 3 and suite.setting(NOISE_FLOOR).asked is None
 
 
 def test_the_floor_can_be_left_out_and_the_name_is_the_file_s(tmp_path):
     text = GOOD.replace('name = "first"\n', "") + "[metrics]\nfloor = false\n"
     suite = read_suite(write(tmp_path, text))
-    assert FLOOR not in [setting.name for setting in suite.settings] and suite.name == "suite"
+    assert NOISE_FLOOR not in [setting.name for setting in suite.settings] and suite.name == "suite"
 
 
 @pytest.mark.parametrize(

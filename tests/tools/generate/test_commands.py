@@ -266,9 +266,9 @@ def test_compare_writes_table_json_and_plot(weights, elsewhere):
     facts = json.loads((out / "compare.json").read_text())
     rows = facts["rows"]
     assert len(rows) == 2 + 8 and rows[0]["partition"] == "dense" and rows[0]["density"] == 1.0
-    floor = rows.pop(1)
-    assert floor["partition"] == "dense again" and floor["psnr"] > max(row["psnr"] for row in rows[1:])
-    assert floor["speedup"] is None and f"{floor['psnr']:.1f} dB" in found.output
+    noise_floor = rows.pop(1)
+    assert noise_floor["partition"] == "dense again" and noise_floor["psnr"] > max(row["psnr"] for row in rows[1:])
+    assert noise_floor["speedup"] is None and f"{noise_floor['psnr']:.1f} dB" in found.output
     assert {(r["partition"], r["reconstruction"], r["target"]) for r in rows[1:]} == {
         (p, r, d) for p in ("semantic", "response") for r in ("none", "probe") for d in (0.3, 0.6)
     }

@@ -13,7 +13,7 @@ from residua import Config, InputError, accelerate
 from residua.hosts import QUALITIES, Profile, Settings
 from residua.tools.generate import tune
 from residua.tools.generate.averages import MeanRow
-from residua.tools.generate.floor import MEANING
+from residua.tools.generate.noise_floor import MEANING
 from residua.tools.generate.run import generate
 from residua.tools.generate.tune import Log, Target, Trial, Unreachable, densities, setting
 from tests.support.command import run
@@ -72,19 +72,19 @@ def trial(settings, worst, target, cost=None) -> Trial:
     return Trial(means, worst, target.kept_by(worst), cost)
 
 
-def search(monkeypatch, worst_at, target, floor=None, tries=7):
+def search(monkeypatch, worst_at, target, noise_floor=None, tries=7):
     """Runs `tune` with measurements from a formula: `worst_at(where, density)`."""
     log = Log(lambda where, trial: None)
     clips = []
 
-    def dense(pipe, model, requests, lpips, watch, *, floor):
+    def dense(pipe, model, requests, lpips, watch, *, noise_floor):
         clips.append(requests)
         return SimpleNamespace(requests=requests)
 
     def tried(clips, settings, target):
         return trial(settings, worst_at(clips.requests, settings.config.density), target)
 
-    lowest = {} if floor is None else {"psnr": floor}
+    lowest = {} if noise_floor is None else {"psnr": noise_floor}
     monkeypatch.setattr(tune, "measure_dense", dense)
     monkeypatch.setattr(tune, "worst_floor", lambda clips: lowest)
     monkeypatch.setattr(tune, "try_setting", tried)
@@ -124,7 +124,7 @@ def test_a_target_above_the_floor_is_refused_before_anything_is_tried(monkeypatc
         raise AssertionError
 
     with pytest.raises(Unreachable, match=r"two dense runs of this model differ by 31.00 dB \(the noise floor\)"):
-        search(monkeypatch, never, Target("psnr", 40), floor=31.0)
+        search(monkeypatch, never, Target("psnr", 40), noise_floor=31.0)
 
 
 def test_tune_writes_a_profile_that_accelerate_takes(weights, pipe, request_small, tmp_path):

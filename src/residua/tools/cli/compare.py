@@ -90,7 +90,14 @@ def compare(
     with step_bars() as watch:
         # Written after every setting: a long run that is interrupted keeps its results.
         clips = ClipSet.generate(
-            pipe, model, requests, todo[0][1], lpips, watch, floor=not pipeline.no_floor, split=methods is not None
+            pipe,
+            model,
+            requests,
+            todo[0][1],
+            lpips,
+            watch,
+            noise_floor=not pipeline.no_floor,
+            split=methods is not None,
         )
         if methods is None:
             facts["lpips_not_measured"] = lpips if isinstance(lpips, str) else None

@@ -86,7 +86,7 @@ def demo(
             watch=watch,
             dense=not no_dense,
             repeats=repeats,
-            floor=not no_floor,
+            noise_floor=not no_floor,
         )
     publish_folder(out, result_files(found, FPS, command_line(context)))
     show(summary(found))

@@ -76,7 +76,7 @@ def generate(
                 watch=watch,
                 dense=compare,
                 time_stages=time_stages or device.type == "cpu",
-                floor=not pipeline.no_floor,
+                noise_floor=not pipeline.no_floor,
             )
     if rank == 0:
         if vbench:

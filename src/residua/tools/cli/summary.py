@@ -11,9 +11,9 @@ from rich.text import Text
 
 from ..generate.averages import FIGURES
 from ..generate.comparison import Comparison
-from ..generate.floor import MEANING as FLOOR
-from ..generate.floor import floor_text
 from ..generate.flops import flops_unit
+from ..generate.noise_floor import MEANING as NOISE_FLOOR
+from ..generate.noise_floor import noise_floor_text
 from ..metrics.video_quality import METRICS
 from .app import figures
 
@@ -56,15 +56,15 @@ def summary(comparison: Comparison) -> Group:
     for metric in METRICS:
         title, form = FIGURES[metric]
         # The dense column shows the noise floor: a second dense video against the first.
-        lowest = None if comparison.floor is None else floor_text(comparison.floor, metric, form)
+        lowest = None if comparison.noise_floor is None else noise_floor_text(comparison.noise_floor, metric, form)
         row(title + (" (dense: the noise floor)" if lowest else ""), lowest, _number(getattr(found, metric), form))
     for line in _physics(comparison):
         row(*line)
     row("backend", None, ", ".join(total.backends) or None)
     # Without a dense video nothing needs an explanation.
     reasons = [] if dense is None else [f"not measured: {name}: {why}" for name, why in found.not_measured.items()]
-    if comparison.floor is not None:
-        reasons.insert(0, f"the noise floor: {FLOOR}")
+    if comparison.noise_floor is not None:
+        reasons.insert(0, f"the noise floor: {NOISE_FLOOR}")
     heading = Text(f"{comparison.headline} ({comparison.tokens:,} video tokens)", style="bold")
     return Group(heading, table, *(Text(reason, style="dim") for reason in reasons))
 

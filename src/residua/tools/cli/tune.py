@@ -93,7 +93,7 @@ def tune(
                 watch=watch,
                 log=log,
                 tries=tries,
-                floor=not pipeline.no_floor,
+                noise_floor=not pipeline.no_floor,
             )
     finally:
         _print_table(model, target, log)
@@ -171,21 +171,21 @@ def _seed(word: str) -> int:
 
 
 def _print_table(model: str, target: Target, log: Log) -> None:
-    """Every setting that was tried, with the floor above the trials on the same clips."""
-    from ..generate.floor import MEANING
+    """Every setting that was tried, with the noise floor above the trials on the same clips."""
+    from ..generate.noise_floor import MEANING
 
     columns = ("density", "guard", "cost", "worst", "PSNR\ndB", "LPIPS", "error", "speed\n-up", "")
     table = figures(f"{model}: {target}", "", *columns)
     for where, trials in log.trials.items():
-        floor = log.floors.get(where)
-        if floor:
-            psnr, lpips = _number(floor.get("psnr"), "{:.2f}"), _number(floor.get("lpips"))
+        noise_floor = log.noise_floors.get(where)
+        if noise_floor:
+            psnr, lpips = _number(noise_floor.get("psnr"), "{:.2f}"), _number(noise_floor.get("lpips"))
             table.add_row(f"{where}: noise floor", "", "", "", "", psnr, lpips, "", "", "")
         for trial in trials:
             table.add_row(where, *_cells(trial))
     if table.row_count:
         show(table)
-    if any(log.floors.values()):
+    if any(log.noise_floors.values()):
         console.print(f"the noise floor: {MEANING}", soft_wrap=True)
 
 

@@ -92,7 +92,7 @@ class Generate:
         request = suite.generation.request(row.prompt, row.seed, _image(row.image))
         self._warm_up(pipe, request)
         setting = suite.setting(row.setting)
-        run = generate_once(pipe, request, setting.asked, reordered=setting.is_floor)
+        run = generate_once(pipe, request, setting.asked, reordered=setting.is_noise_floor)
         clip = run.clip
         frames = clip.frames.astype(np.float16)
         pixels = to_pixels(frames.astype(np.float32))

@@ -27,7 +27,7 @@ class Measure:
     def __init__(self, job: Job, threads: int | None = 1) -> None:
         """Args:
         job: What is run.
-        threads: Threads of this process: one if workers generate beside it, whose cores it must not take;
+        threads: Threads of this process: one if workers generate at the same time, whose cores it must not take;
             None: unchanged, in the process that generates.
         """
         self._job, self._store = job, job.store

@@ -22,7 +22,7 @@ from .store import DONE, FAILED, rows_table
 from .suite import Suite
 
 WORST = 10
-MAX_PARTS = 200  # most points of a line in the figure
+MAX_PARTS = 200  # maximum of points of a line in the figure
 
 
 def suite_report(

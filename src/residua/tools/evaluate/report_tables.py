@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..generate.flops import flops_unit
 from ..reports.table import Table
 from .statistics import Estimate, PromptValues, estimate, paired, prompt_values, speedups
-from .suite import FLOOR, Suite
+from .suite import NOISE_FLOOR, Suite
 
+Forms = dict[str, tuple[str, str]]
+Estimates = dict[str, dict[str, Estimate | None]]  # setting -> metric -> estimate
 SPEEDUP = "speedup"
+TITLE = "Quality and efficiency (the paper's Table 1)"
+NOTE = (
+    "mean [95 % interval from a bootstrap over prompts]. Distances are from the dense clip of the same prompt and "
+    f"seed; the row {NOISE_FLOOR!r} is the noise floor: dense against dense, its attention summed in another order. "
+    "Cost is that of the sparse calls as a share of dense attention."
+)
 # Column of a row -> its title, and how a mean is printed.
-METRICS: dict[str, tuple[str, str]] = {
+METRICS: Forms = {
     "psnr": ("PSNR dB", "{:.2f}"),
     "ssim": ("SSIM", "{:.4f}"),
     "gmsd": ("GMSD", "{:.4f}"),
@@ -47,47 +55,35 @@ def collect(suite: Suite, done: Sequence[Mapping[str, Any]], scores: Sequence[st
 
 
 def tables(suite: Suite, values: Values, scores: Sequence[str], done: Sequence[Mapping[str, Any]]) -> list[Table]:
-    made = [_first_table(values, scores, done), _median_table(values, scores), _speed_table(values)]
-    differences = _difference_table(suite, values, scores)
+    """The paper's Table 1 with intervals, medians, speed, and the difference of every two sparse settings."""
+    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
+    found = {
+        name: {metric: estimate(by_prompt) for metric, by_prompt in metrics.items()} for name, metrics in values.items()
+    }
+    first = _columns(found, forms, _cell)
+    unit, factor = flops_unit(one.mean for metrics in found.values() if (one := metrics["pflops"]) is not None)
+    first[unit] = [_scaled(metrics["pflops"], factor) for metrics in found.values()]
+    first["balls kept (clips)"] = [_kept([row for row in done if row["setting"] == name]) for name in found]
+    medians, names = _columns(found, forms, _median), list(found)
+    made = [
+        Table.filled(TITLE, "setting", names, first, NOTE),
+        Table.filled("Medians", "setting", names, medians, "Over prompts, seeds averaged first."),
+        _speed_table(values, found),
+    ]
+    differences = _difference_table(suite, values, {name: forms[name] for name in (*COMPARED, *scores)})
     return made if differences is None else [*made, differences]
 
 
-def _first_table(values: Values, scores: Sequence[str], done: Sequence[Mapping[str, Any]]) -> Table:
-    """The paper's Table 1: mean, interval and median wherever there is a value."""
-    unit, factor = flops_unit(
-        found.mean for metrics in values.values() if (found := estimate(metrics["pflops"])) is not None
-    )
-    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
-    cells = {
-        title: [_cell(estimate(metrics[metric]), form) for metrics in values.values()]
-        for metric, (title, form) in forms.items()
+def _columns(found: Estimates, forms: Forms, show: Callable[[Estimate | None, str], str]) -> dict[str, list[str]]:
+    return {
+        title: [show(metrics[metric], form) for metrics in found.values()] for metric, (title, form) in forms.items()
     }
-    cells[unit] = [_scaled(estimate(metrics["pflops"]), factor) for metrics in values.values()]
-    cells["balls kept (clips)"] = [_kept([row for row in done if row["setting"] == name]) for name in values]
-    return Table.filled(
-        "Quality and efficiency (the paper's Table 1)",
-        "setting",
-        list(values),
-        cells,
-        note="mean [95 % interval from a bootstrap over prompts]. Distances are from the "
-        f"dense clip of the same prompt and seed; the row {FLOOR!r} is the floor: dense against dense, its "
-        "attention summed in another order. Cost is that of the sparse calls as a share of dense attention.",
-    )
 
 
-def _median_table(values: Values, scores: Sequence[str]) -> Table:
-    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
-    cells = {
-        title: [_median(estimate(metrics[metric]), form) for metrics in values.values()]
-        for metric, (title, form) in forms.items()
-    }
-    return Table.filled("Medians", "setting", list(values), cells, note="Over prompts, seeds averaged first.")
-
-
-def _speed_table(values: Values) -> Table:
+def _speed_table(values: Values, estimates: Estimates) -> Table:
     rows = []
     for name, metrics in values.items():
-        seconds, speedup = estimate(metrics["seconds"]), estimate(metrics[SPEEDUP])
+        seconds, speedup = estimates[name]["seconds"], estimates[name][SPEEDUP]
         spread = "-"
         if speedup is not None:
             low, high = speedup.quartiles
@@ -102,16 +98,13 @@ def _speed_table(values: Values) -> Table:
     )
 
 
-def _difference_table(suite: Suite, values: Values, scores: Sequence[str]) -> Table | None:
+def _difference_table(suite: Suite, values: Values, forms: Forms) -> Table | None:
     """The difference of every two sparse settings, prompt by prompt."""
     names = [setting.name for setting in suite.settings if setting.asked is not None]
     pairs = list(itertools.combinations(names, 2))
-    forms = {**METRICS, **{name: (name, "{:.4f}") for name in scores}}
     cells = {
-        forms[metric][0]: [
-            _difference(paired(values[a][metric], values[b][metric]), forms[metric][1]) for a, b in pairs
-        ]
-        for metric in (*COMPARED, *scores)
+        title: [_difference(paired(values[a][metric], values[b][metric]), form) for a, b in pairs]
+        for metric, (title, form) in forms.items()
     }
     note = "Mean difference on the same prompts [95 % interval]; * where the interval leaves out zero."
     table = Table.filled("Paired differences", "settings", [f"{a} - {b}" for a, b in pairs], cells, note)

@@ -18,7 +18,7 @@ import numpy as np
 RESAMPLES = 4000
 ENOUGH_PROMPTS = 8  # with fewer, a percentile bootstrap gives intervals that are too narrow
 INTERVAL = 0.95
-MAX_SHARES = 1 << 22  # most entries of one part of the resamples
+MAX_SHARES = 1 << 22  # maximum of entries of one part of the resamples
 PromptValues = dict[str, float]  # prompt -> mean over its seeds
 
 

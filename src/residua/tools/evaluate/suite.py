@@ -19,7 +19,7 @@ from ..generate.run import Request, parse_size
 from .prompts import Prompt, read_prompts
 from .tables import TomlTable
 
-DENSE, FLOOR = "dense", "dense again"
+DENSE, NOISE_FLOOR = "dense", "dense again"
 SCORERS = ("vbench", "pbench")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}")  # also used as a folder name
 WANTED_MODEL = "wanted such a folder, a hub id such as Wan-AI/Wan2.2-TI2V-5B-Diffusers, or world"
@@ -29,7 +29,7 @@ _NUMBERS = ("density", "max_error", "dense_steps", "dense_layers")
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to generate. `asked` is None for dense attention, and for the floor."""
+    """One way to generate. `asked` is None for dense attention, and for the noise floor."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)  # as in the suite; part of the row's id
@@ -39,12 +39,12 @@ class Setting:
         return self.name == DENSE
 
     @property
-    def is_floor(self) -> bool:
-        return self.name == FLOOR
+    def is_noise_floor(self) -> bool:
+        return self.name == NOISE_FLOOR
 
     @property
     def asked(self) -> Settings | None:
-        if self.is_dense or self.is_floor:
+        if self.is_dense or self.is_noise_floor:
             return None
         return Settings.from_dict(self.options)
 
@@ -175,13 +175,13 @@ def _generation(table: TomlTable) -> Generation:
     return found
 
 
-def _settings(table: TomlTable, floor: bool) -> tuple[Setting, ...]:
-    found = [Setting(DENSE), *([Setting(FLOOR)] if floor else [])]
+def _settings(table: TomlTable, noise_floor: bool) -> tuple[Setting, ...]:
+    found = [Setting(DENSE), *([Setting(NOISE_FLOOR)] if noise_floor else [])]
     for name in table.names():
         if not _NAME.fullmatch(name) or name.endswith("."):
             raise InputError(f"[settings.{name}]: wanted letters, digits, blanks, . _ and - (it names a folder)")
-        if name == FLOOR:
-            raise InputError(f'[settings."{FLOOR}"] is the floor: [metrics] floor = true measures it')
+        if name == NOISE_FLOOR:
+            raise InputError(f'[settings."{NOISE_FLOOR}"] is the noise floor: [metrics] floor = true measures it')
         options = _options(table.table(name))
         if name == DENSE:
             if options:
@@ -225,10 +225,10 @@ def _work(table: TomlTable) -> Workers:
     for name, known in (("dtype", ("auto", *DTYPES)), ("offload", OFFLOADS)):
         if getattr(found, name) not in known:
             raise table.error(name, f"wanted one of {', '.join(known)}")
-    for name, least in (("workers", 1), ("threads", 1), ("retries", 0)):
+    for name, minimum in (("workers", 1), ("threads", 1), ("retries", 0)):
         value = getattr(found, name)
-        if value is not None and value < least:
-            raise table.error(name, f"wanted at least {least}")
+        if value is not None and value < minimum:
+            raise table.error(name, f"wanted at least {minimum}")
     if found.threads is not None and found.threads > MAX_THREADS:  # torch would end the process
         raise table.error("threads", f"wanted at most {MAX_THREADS}")
     return found

@@ -13,8 +13,8 @@ from ..metrics.video_quality import METRICS, Lpips
 from ..reports.table import Table, number
 from .compare import Watch, compare_with, dense_baseline
 from .comparison import Baseline, Comparison
-from .floor import NAME as DENSE_AGAIN
 from .flops import flops_unit
+from .noise_floor import NAME as DENSE_AGAIN
 from .run import Request
 
 DENSE = "dense"
@@ -50,7 +50,7 @@ class MeanRow:
     error: float | None = None  # of attention, as estimated by the method itself
     pflops: float | None = None
     speedup: float | None = None
-    cpu_speedup: float | None = None  # in processor time, which other work on the machine distorts least
+    cpu_speedup: float | None = None  # in processor time, which other work on the machine hardly distorts
     seconds: float | None = None
     waiting: float | None = None  # share of the time in which other work had the core
     spread: dict[str, tuple[float, float]] = field(default_factory=dict)  # lowest and highest value of the prompts
@@ -86,7 +86,7 @@ class ClipSet:
         lpips: Lpips | str,
         watch: Watch,
         *,
-        floor: bool,
+        noise_floor: bool,
         split: bool = False,
     ) -> ClipSet:
         """The dense clips.
@@ -98,11 +98,12 @@ class ClipSet:
             first: The settings of the warm-up.
             lpips: A network, or the reason why there is none.
             watch: Called with the name of each run.
-            floor: Whether dense runs twice, to measure how far two dense runs are apart.
+            noise_floor: Whether dense runs twice, to measure how far two dense runs are apart.
             split: Whether the share of attention in the time of a dense step is measured.
         """
         baselines = [
-            dense_baseline(pipe, request, first, watch, split=split, floor=floor, lpips=lpips) for request in requests
+            dense_baseline(pipe, request, first, watch, split=split, noise_floor=noise_floor, lpips=lpips)
+            for request in requests
         ]
         return cls(pipe, model, requests, baselines, lpips, watch)
 
@@ -156,10 +157,10 @@ class ClipSet:
             parts=parts,
             physics=mean_dense_physics([one.physics for one in found]),
         )
-        floors = [one.floor for one in self.baselines if one.floor is not None]
-        if not floors:
+        noise_floors = [one.noise_floor for one in self.baselines if one.noise_floor is not None]
+        if not noise_floors:
             return [dense]
-        again: dict[str, Any] = {name: mean([getattr(one, name) for one in floors]) for name in METRICS}
+        again: dict[str, Any] = {name: mean([getattr(one, name) for one in noise_floors]) for name in METRICS}
         return [dense, MeanRow(DENSE_AGAIN, density=1.0, cost=1.0, pflops=pflops, **again)]
 
 

@@ -14,9 +14,9 @@ from ..capture.recording import dense_on_purpose
 from ..metrics.physics import run_physics
 from ..metrics.video_quality import Lpips, VideoQuality, quality
 from .comparison import Baseline, Comparison, Timed
-from .floor import NAME as DENSE_AGAIN
-from .floor import another_order
 from .flops import counted_passes
+from .noise_floor import NAME as DENSE_AGAIN
+from .noise_floor import another_order
 from .run import Clip, Progress, Request, generate
 
 WARM_UP_STEPS = 1  # first calls pay for allocation, threads and lazy imports
@@ -62,9 +62,9 @@ def compare(
     dense: bool = True,
     repeats: int = 1,
     time_stages: bool = True,
-    floor: bool = False,
+    noise_floor: bool = False,
 ) -> Comparison:
-    """Generates dense and sparse in turn, `repeats` times, after a short untimed pass of each. With `floor`
+    """Generates dense and sparse in turn, `repeats` times, after a short untimed pass of each. With `noise_floor`
     it runs dense once more, to measure how far two dense runs are apart."""
     linear_flops = warm_up(pipe, request, settings, watch) if dense else None
     dense_runs, sparse_runs = [], []
@@ -74,8 +74,8 @@ def compare(
         sparse_runs.append(generate_once(pipe, request, settings, watch("sparse"), time_stages=time_stages))
     baseline = None
     if dense:
-        again = measure_floor(pipe, request, dense_runs[-1], lpips, watch(DENSE_AGAIN)) if floor else None
-        baseline = Baseline(Timed.of(dense_runs), linear_flops, floor=again)
+        again = measure_noise_floor(pipe, request, dense_runs[-1], lpips, watch(DENSE_AGAIN)) if noise_floor else None
+        baseline = Baseline(Timed.of(dense_runs), linear_flops, noise_floor=again)
     return _compared(pipe, model, request, settings, sparse_runs, baseline, lpips)
 
 
@@ -102,19 +102,21 @@ def dense_baseline(
     watch: Watch,
     *,
     split: bool = False,
-    floor: bool = False,
+    noise_floor: bool = False,
     lpips: Lpips | str = "not asked for",
 ) -> Baseline:
-    """The dense clip. `split` also measures which part of its time is attention, in one more step; `floor`
+    """The dense clip. `split` also measures which part of its time is attention, in one more step; `noise_floor`
     runs it once more to measure how far two dense clips are apart."""
     linear_flops = warm_up(pipe, request, settings, watch)
     attention = _attention_share(pipe, request, watch) if split else None
     run = generate(pipe, request, watch("dense"))
-    again = measure_floor(pipe, request, run, lpips, watch(DENSE_AGAIN)) if floor else None
+    again = measure_noise_floor(pipe, request, run, lpips, watch(DENSE_AGAIN)) if noise_floor else None
     return Baseline(Timed.of([run]), linear_flops, attention, again)
 
 
-def measure_floor(pipe: Any, request: Request, dense: Clip, lpips: Lpips | str, progress: Progress) -> VideoQuality:
+def measure_noise_floor(
+    pipe: Any, request: Request, dense: Clip, lpips: Lpips | str, progress: Progress | None = None
+) -> VideoQuality:
     """Runs dense once more, with the keys in another order, and compares it with the first run. Runs that do not
     differ in a single bit have no PSNR; `not_measured` says so."""
     again = generate_once(pipe, request, None, progress, reordered=True)

@@ -53,7 +53,7 @@ class Baseline:
     timed: Timed
     linear_flops: int | None  # per forward pass
     attention_share: float | None = None  # attention's share of the time of a dense step; None: not measured
-    floor: VideoQuality | None = None  # a second dense clip against the first (`floor.py`)
+    noise_floor: VideoQuality | None = None  # a second dense clip against the first (`noise_floor.py`)
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class Comparison:
         return sum(waited) / sum(sum(one.seconds) for one in timed)
 
     @property
-    def floor(self) -> VideoQuality | None:
+    def noise_floor(self) -> VideoQuality | None:
         """How far two dense runs are apart; a PSNR above that means nothing more. None: not measured."""
-        return None if self.dense is None else self.dense.floor
+        return None if self.dense is None else self.dense.noise_floor
 
     @property
     def on_gpu(self) -> bool:
@@ -157,7 +157,7 @@ class Comparison:
             "speedup": self.speedup,
             "cpu_speedup": self.cpu_speedup,
             **self.quality.to_dict(),
-            "floor": None if self.floor is None else self.floor.to_dict(),
+            "floor": None if self.noise_floor is None else self.noise_floor.to_dict(),
             **({} if self.physics is None else {"physics": self.physics.to_dict()}),
             "vbench": None if isinstance(self.vbench, str) else self.vbench,
             "not_measured": self.not_measured,

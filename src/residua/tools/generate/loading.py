@@ -94,7 +94,7 @@ def _load_world(folder: Path | None, placement: PipelinePlacement) -> Any:
 
     log = require_diffusers().utils.logging
     dtype = placement.torch_dtype
-    log.disable_progress_bar()  # not worth a bar: three small files
+    log.disable_progress_bar()  # no bar for three small files
     try:
         return load_pipeline(WEIGHTS if folder is None else folder, None if dtype == torch.float32 else dtype)
     except (OSError, ValueError, ImportError) as error:

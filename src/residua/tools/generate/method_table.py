@@ -23,7 +23,7 @@ from ..reports.page import Page, Picture
 from ..reports.table import counted, share
 from .averages import DENSE, DENSE_AGAIN, ClipSet, MeanRow, table
 from .comparison import machine
-from .floor import MEANING
+from .noise_floor import MEANING
 from .videos import contact_sheet, encode_mp4, encode_png, to_pixels
 
 OURS = "anchored"

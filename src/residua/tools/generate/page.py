@@ -13,9 +13,9 @@ from ...util import json_text
 from ..metrics.physics import MEANING as PHYSICS
 from ..reports.page import render, template_text
 from .comparison import Comparison
-from .floor import MEANING as FLOOR
-from .floor import floor_text
 from .flops import flops_unit
+from .noise_floor import MEANING as NOISE_FLOOR
+from .noise_floor import noise_floor_text
 from .videos import contact_sheet, difference, encode_mp4, encode_png, encode_webp, enlarged, side_by_side, to_pixels
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def comparison_page(comparison: Comparison, fps: int, command: str) -> bytes:
         clips=_clips(comparison, fps),
         difference=_difference(comparison, fps),
         physics=_physics(comparison),
-        floor=FLOOR if comparison.floor is not None else None,
+        noise_floor=NOISE_FLOOR if comparison.noise_floor is not None else None,
         layers=_layers(comparison),
         stages=_stages(comparison),
         curve=_curve(comparison.quality.psnr_per_frame),
@@ -185,8 +185,8 @@ def _physics_cards(comparison: Comparison) -> list[Card]:
 
 def _quality_card(comparison: Comparison, title: str, form: str, remark: str) -> Card:
     """A metric, with its value between two dense videos beside it."""
-    name, found, floor = title.lower(), comparison.quality, comparison.floor
-    lowest = None if floor is None else floor_text(floor, name, form)
+    name, found, noise_floor = title.lower(), comparison.quality, comparison.noise_floor
+    lowest = None if noise_floor is None else noise_floor_text(noise_floor, name, form)
     if lowest is not None:
         remark += f". Noise floor: {lowest}"
     return Card(title, _number(getattr(found, name), form), found.not_measured.get(name, remark))

@@ -19,7 +19,7 @@ from ..reports.page import Page
 from ..reports.table import Table, counted, number
 from .averages import DENSE_AGAIN, MeanRow, table
 from .comparison import machine
-from .floor import MEANING
+from .noise_floor import MEANING
 
 OURS = "response, anchored"  # the line of this project's method
 FILES = ("compare.md", "compare.json", "compare.png")

@@ -34,7 +34,7 @@ GUARDS = (0.03, 0.4)
 GUARD_TIMES_DENSITY = 0.012
 
 
-Floor = dict[str, float]  # metric -> its value between two dense runs
+NoiseFloor = dict[str, float]  # metric -> its value between two dense runs
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Target:
     value: float
 
     def __post_init__(self) -> None:
-        most = {"psnr": 120.0, "lpips": 1.0, "error": 1.0}[self.metric]
-        if not 0 < self.value <= most:
-            raise InputError(f"--target-{self.metric} {self.value:g}: wanted a number above 0, up to {most:g}")
+        maximum = {"psnr": 120.0, "lpips": 1.0, "error": 1.0}[self.metric]
+        if not 0 < self.value <= maximum:
+            raise InputError(f"--target-{self.metric} {self.value:g}: wanted a number above 0, up to {maximum:g}")
 
     def kept_by(self, value: float) -> bool:
         return value >= self.value if self.metric == "psnr" else value <= self.value
@@ -98,7 +98,7 @@ class Log:
 
     hear: Callable[[str, Trial], None]  # called with every new trial
     trials: dict[str, list[Trial]] = field(default_factory=lambda: {TUNING: [], HELD_OUT: []})
-    floors: dict[str, Floor] = field(default_factory=dict)
+    noise_floors: dict[str, NoiseFloor] = field(default_factory=dict)
 
     def add(self, where: str, trial: Trial) -> Trial:
         self.trials[where].append(trial)
@@ -154,31 +154,31 @@ def densities(tries: int, kept: Callable[[float], bool]) -> Iterator[float]:
 
 
 def measure_dense(
-    pipe: Any, model: str, requests: Sequence[Request], lpips: Lpips | str, watch: Watch, *, floor: bool
+    pipe: Any, model: str, requests: Sequence[Request], lpips: Lpips | str, watch: Watch, *, noise_floor: bool
 ) -> ClipSet:
     """The dense clips of all requests, and how far two dense runs are apart."""
     first = replace(setting(QUALITIES[DEFAULT_QUALITY].density), min_tokens=0)
-    return ClipSet.generate(pipe, model, requests, first, lpips, watch, floor=floor)
+    return ClipSet.generate(pipe, model, requests, first, lpips, watch, noise_floor=noise_floor)
 
 
-def worst_floor(clips: ClipSet) -> Floor:
+def worst_noise_floor(clips: ClipSet) -> NoiseFloor:
     """PSNR and LPIPS between two dense runs, the worst over all clips; empty if not measured."""
-    floors = [one.floor for one in clips.baselines if one.floor is not None]
-    found: Floor = {}
+    noise_floors = [one.noise_floor for one in clips.baselines if one.noise_floor is not None]
+    found: NoiseFloor = {}
     for metric, worst in (("psnr", min), ("lpips", max)):
-        values = [_distance(one, metric) for one in floors]
+        values = [_distance(one, metric) for one in noise_floors]
         known = [value for value in values if value is not None]
         if known and len(known) == len(clips.baselines):
             found[metric] = worst(known)
     return found
 
 
-def check_floor(target: Target, floor: float | None) -> None:
+def check_noise_floor(target: Target, noise_floor: float | None) -> None:
     """Refuses a target that a second dense run does not keep, because no sparse run can be expected to."""
-    if floor is not None and not target.kept_by(floor):
+    if noise_floor is not None and not target.kept_by(noise_floor):
         raise Unreachable(
             f"{target} cannot be kept by any setting: two dense runs of this model differ by "
-            f"{target.text(floor)} (the noise floor); ask for less than that, or for --target-error"
+            f"{target.text(noise_floor)} (the noise floor); ask for less than that, or for --target-error"
         )
 
 
@@ -207,7 +207,7 @@ def tune(
     watch: Watch,
     log: Log,
     tries: int = 7,
-    floor: bool = True,
+    noise_floor: bool = True,
 ) -> Tuned:
     """Searches on the tuning clips, then checks the cheapest setting that keeps the target on the held-out
     clips. If it fails there, the next more expensive setting that was tried takes its place.
@@ -223,22 +223,22 @@ def tune(
         watch: Called with the name of each run.
         log: Keeps what was done.
         tries: The most settings that are tried.
-        floor: Whether dense runs twice.
+        noise_floor: Whether dense runs twice.
 
     Returns:
         The result; raises `Unreachable` if nothing keeps the target.
     """
 
     def dense(where: str, requests: Sequence[Request]) -> ClipSet:
-        clips = measure_dense(pipe, model, requests, lpips, watch, floor=floor)
-        log.floors[where] = worst_floor(clips)
+        clips = measure_dense(pipe, model, requests, lpips, watch, noise_floor=noise_floor)
+        log.noise_floors[where] = worst_noise_floor(clips)
         return clips
 
     def trial(where: str, clips: ClipSet, settings: Settings) -> Trial:
         return log.add(where, try_setting(clips, settings, target))
 
     clips = dense(TUNING, tuning)
-    check_floor(target, log.floors[TUNING].get(target.metric))
+    check_noise_floor(target, log.noise_floors[TUNING].get(target.metric))
     found: dict[float, Trial] = {}
     for density in densities(tries, lambda tried: found[tried].kept):
         found[density] = trial(TUNING, clips, setting(density, base))
@@ -265,8 +265,8 @@ def make_profile(pipe: Any, model: str, tuned: Tuned, facts: dict[str, Any]) -> 
         "wanted": tuned.target.value,
         "on_tuning": tuned.chosen.worst,
         "on_held_out": tuned.verified.worst,
-        "floor": tuned.log.floors.get(TUNING),
-        "held_out_floor": tuned.log.floors.get(HELD_OUT),
+        "floor": tuned.log.noise_floors.get(TUNING),
+        "held_out_floor": tuned.log.noise_floors.get(HELD_OUT),
         **facts,
         "tried": [trial.to_dict() for trial in tuned.log.trials[TUNING]],
         "verified": [trial.to_dict() for trial in tuned.log.trials[HELD_OUT]],
@@ -283,14 +283,14 @@ def _best(target: Target, trials: Sequence[Trial]) -> Trial:
 
 
 def _missed(target: Target, log: Log) -> str:
-    trials, floor = log.trials[TUNING], log.floors[TUNING].get(target.metric)
+    trials, noise_floor = log.trials[TUNING], log.noise_floors[TUNING].get(target.metric)
     best = _best(target, trials)
-    beside = "" if floor is None else f"; the noise floor is {target.text(floor)}"
+    known = "" if noise_floor is None else f"; the noise floor is {target.text(noise_floor)}"
     further = max(trial.config.density for trial in trials) < MAX_BALANCED_DENSITY
     way_out = "more --tries, ask for less" if further else "ask for less"
     return (
         f"{target} is not reached by any of {len(trials)} settings; the best is {target.text(best.worst)} at "
-        f"density {best.config.density:g}{beside}: {way_out}, or stay dense"
+        f"density {best.config.density:g}{known}: {way_out}, or stay dense"
     )
 
 

@@ -31,12 +31,12 @@ def to_pixels(video: Any) -> np.ndarray:
     return (frames.astype(np.float32).clip(0, 1) * 255).round().astype(np.uint8)
 
 
-def enlarged(pixels: np.ndarray, least: int = MIN_PIXELS) -> np.ndarray:
-    """Enlarges by a whole number until the shorter side has `least` pixels; smoothed, because the edges of
+def enlarged(pixels: np.ndarray, minimum: int = MIN_PIXELS) -> np.ndarray:
+    """Enlarges by a whole number until the shorter side has `minimum` pixels; smoothed, because the edges of
     large pixels would look like errors of the model."""
     from PIL import Image
 
-    factor = max(1, -(-least // min(pixels.shape[-3:-1])))
+    factor = max(1, -(-minimum // min(pixels.shape[-3:-1])))
     if factor == 1:
         return pixels
     size = pixels.shape[-2] * factor, pixels.shape[-3] * factor
@@ -118,12 +118,12 @@ def side_by_side(clips: dict[str, np.ndarray], gap: int = 8) -> np.ndarray:
     return np.concatenate(columns, axis=2)
 
 
-def contact_sheet(clips: dict[str, np.ndarray], columns: int = 8, least: int = 128) -> np.ndarray:
+def contact_sheet(clips: dict[str, np.ndarray], columns: int = 8, minimum: int = 128) -> np.ndarray:
     """One row of evenly spaced frames per clip, under its caption.  # [H', W', 3] uint8"""
     rows = []
     for caption, pixels in clips.items():
         chosen = np.linspace(0, len(pixels) - 1, min(columns, len(pixels))).round().astype(int)
-        frames = _padded(enlarged(pixels[chosen], least), 4)
+        frames = _padded(enlarged(pixels[chosen], minimum), 4)
         row = np.concatenate(list(frames), axis=1)
         rows.append(np.concatenate([_label(caption, row.shape[1]), row]))
     return np.concatenate(rows)

@@ -9,8 +9,8 @@ import torch
 from residua.hosts.diffusers import accelerate
 from residua.hosts.diffusers.layer import AttentionLayer
 from residua.tools.capture.recording import dense_on_purpose
-from residua.tools.generate.compare import compare, generate_once, measure_floor
-from residua.tools.generate.floor import _rolled, another_order, floor_text
+from residua.tools.generate.compare import compare, generate_once, measure_noise_floor
+from residua.tools.generate.noise_floor import _rolled, another_order, noise_floor_text
 from residua.tools.generate.run import generate
 from residua.tools.metrics.video_quality import VideoQuality
 
@@ -77,17 +77,17 @@ def test_a_comparison_has_its_floor_where_it_is_asked_for(pipe, request_small, s
         names.append(name)
         return lambda done, total: None
 
-    found = compare(pipe, "world", request_small, settings, lpips="none", watch=watch, floor=True)
+    found = compare(pipe, "world", request_small, settings, lpips="none", watch=watch, noise_floor=True)
     assert names.count("dense again") == 1
-    assert found.floor.psnr > 60 and found.to_dict()["floor"]["psnr"] == found.floor.psnr
-    assert found.floor.not_measured == {"lpips": "none"}
+    assert found.noise_floor.psnr > 60 and found.to_dict()["floor"]["psnr"] == found.noise_floor.psnr
+    assert found.noise_floor.not_measured == {"lpips": "none"}
     without = compare(pipe, "world", request_small, settings, lpips="none", watch=watch)
-    assert without.floor is None and without.to_dict()["floor"] is None
+    assert without.noise_floor is None and without.to_dict()["floor"] is None
 
 
 def test_what_is_said_of_a_floor(pipe, request_small):
     first = generate(pipe, request_small)
-    found = measure_floor(pipe, request_small, first, "no weights", lambda done, total: None)
-    assert floor_text(found) == f"{found.psnr:.1f} dB" and floor_text(found, "lpips") is None
+    found = measure_noise_floor(pipe, request_small, first, "no weights", lambda done, total: None)
+    assert noise_floor_text(found) == f"{found.psnr:.1f} dB" and noise_floor_text(found, "lpips") is None
     same = VideoQuality(None, 1.0, None, None, not_measured={"psnr": "the videos are identical: no finite value"})
-    assert floor_text(same) == "identical" and floor_text(same, "ssim", "{:.4f}") == "1.0000"
+    assert noise_floor_text(same) == "identical" and noise_floor_text(same, "ssim", "{:.4f}") == "1.0000"

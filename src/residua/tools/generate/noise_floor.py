@@ -39,12 +39,12 @@ def another_order(pipe: Any) -> Iterator[None]:
         yield
 
 
-def floor_text(floor: VideoQuality, metric: str = "psnr", form: str = "{:.1f} dB") -> str | None:
+def noise_floor_text(noise_floor: VideoQuality, metric: str = "psnr", form: str = "{:.1f} dB") -> str | None:
     """The noise floor of a metric as text; None where it was not measured."""
-    value = getattr(floor, metric)
+    value = getattr(noise_floor, metric)
     if value is not None:
         return form.format(value)
-    return "identical" if "identical" in floor.not_measured.get(metric, "") else None
+    return "identical" if "identical" in noise_floor.not_measured.get(metric, "") else None
 
 
 def _rolled(dispatch: Dispatch) -> Dispatch:

@@ -213,9 +213,9 @@ class TritonBackend(Backend):
 
     @entry
     def group_priority(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
-        from .worth import group_worth
+        from .priority import group_priority
 
-        return group_worth(k, v, kv, every, MIN_SPREAD)
+        return group_priority(k, v, kv, every, MIN_SPREAD)
 
     @entry
     def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Spends the pair budget of every head: the best cells first, one after the other while they fit.
 
-Cells come in buckets of nearly the same worth. Whole buckets that fit are taken in whatever order; only in
-the bucket where a budget overflows it is found out which cells are better, so no cell is ever sorted. What is
-taken is what `Backend.spend` says: as if all cells had been ranked, the first ones before others of equal
-worth.
+Cells come in buckets of nearly the same priority. Whole buckets that fit are taken in any order; only in the bucket
+where a budget overflows the cells are ranked, by bisection, so no cell is ever sorted. The result is that of a full
+ranking, in which the first of two cells of equal priority comes first.
 """
 
 # mypy: allow-untyped-defs
@@ -13,43 +12,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .priority import cell_priority
 from .shapes import padded
-from .worth import cell_worth
 
 BLOCK = 1024  # cells that are looked at together
 NOTHING = tl.constexpr(-2139095041)  # minus infinity as such an integer
 
 
 @triton.jit
-def look_up(
-    ORDER,
-    MASS,
-    BASE,
-    BIAS,
-    BEST,
-    QUERY_SIZES,
-    KV_SIZES,
-    ids,
-    stop,
-    CK,
-    sr,
-    left,
-    past_key,
-    past_cell,
-    SHARES: tl.constexpr,
-):
-    """The cells at places `ids` below `stop`: their number, their worth as an integer of the same order, and
-    what they cost; 0 for those that cannot be taken, because they do not fit into `left`, or are taken as the
-    best of their row, or come before the cell up to which all is decided."""
+def look_up(tables, ids, stop, left, past_key, past_cell, NORMALISED):
+    """Loads the cells ORDER[ids], ids < stop.
+
+    -> the cell index, a sortable integer key of its priority, and its cost in pairs. The cost is 0 if the cell is not a
+    candidate: too large for `left`, already kept as the best of its row, or decided earlier, which all cells are up to
+    `past_cell` with key `past_key`.
+    """
+    ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, CK, row_step = tables
     here = ids < stop
     cell = tl.load(ORDER + ids, mask=here, other=0)
     group = cell // CK
     column = cell % CK
     cost = tl.load(QUERY_SIZES + group) * tl.load(KV_SIZES + column)
-    # found again, from a table of rows and one of columns, rather than written and read for every cell
-    mass = tl.load(MASS + group.to(tl.int64) * sr + column)
-    worth = cell_worth(mass, tl.load(BASE + group), tl.load(BIAS + column), SHARES)
-    bits = tl.where(worth == 0.0, 0.0, worth).to(tl.int32, bitcast=True)  # there are two zeros
+    # computed again from a table of rows and one of columns, rather than written and read for every cell
+    mass = tl.load(MASS + group.to(tl.int64) * row_step + column)
+    priority = cell_priority(mass, tl.load(BASE + group), tl.load(BIAS + column), NORMALISED)
+    # the bits of a float as an integer of the same order
+    bits = tl.where(priority == 0.0, 0.0, priority).to(tl.int32, bitcast=True)  # there are two zeros
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     decided = (key > past_key) | ((key == past_key) & (cell <= past_cell))
     fits = here & (cost <= left) & (tl.load(BEST + group) != column) & (decided == 0)
@@ -72,15 +60,17 @@ def fill_kernel(
     heads,  # B * H
     CQ,
     CK,
-    sr,  # step from one row of MASS to the next
-    ss,  # step from one head of KV_SIZES to the next
+    row_step,  # from one row of MASS to the next
+    head_step,  # from one head of KV_SIZES to the next
     buckets,
     passes,
     weighed,  # budgets of the first ranking; the others are spent by the second
     BC: tl.constexpr,
     BQ: tl.constexpr,
-    SHARES: tl.constexpr,
+    NORMALISED: tl.constexpr,
 ):
+    """One program: one budget of one head. Walks the buckets, the best first, BC cells at a time, and marks in CELLS
+    those that it takes. Where the budget overflows a pass ends; the next one goes on behind the last cell taken."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % heads
     ranked = tl.where(pid // heads < weighed, head, heads + head)
@@ -88,14 +78,16 @@ def fill_kernel(
     ORDER += ranked * count
     STARTS += ranked * (buckets + 1)
     BUCKET += ranked * count
-    MASS += head * CQ * sr
+    MASS += head * CQ * row_step
     BASE += head * CQ
     BIAS += ranked * CK
     BEST += ranked * CQ
     QUERY_SIZES += head * CQ
-    KV_SIZES += head * ss
+    KV_SIZES += head * head_step
     CELLS += pid * count
+    tables = (ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, CK, row_step)
     left = tl.load(BUDGETS + pid)
+    # every query group keeps its best cell, whatever it costs
     for first in range(0, CQ, BQ):
         groups = first + tl.arange(0, BQ)
         rows = tl.load(QUERY_SIZES + groups, mask=groups < CQ, other=0)
@@ -111,9 +103,7 @@ def fill_kernel(
     while (first < count) & (passes > 0) & (left > 0):
         ids = first + tl.arange(0, BC)
         # a cell that does not fit is passed over, so that one huge cell does not end the spending
-        cell, key, cost = look_up(
-            ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, ids, count, CK, sr, left, past_key, past_cell, SHARES
-        )
+        cell, key, cost = look_up(tables, ids, count, left, past_key, past_cell, NORMALISED)
         running = spent + tl.cumsum(cost, 0)
         over = tl.min(tl.where((cost > 0) & (running > left), ids, first + BC), 0)
         # the bucket in which the budget overflows, or the block ends
@@ -122,69 +112,50 @@ def fill_kernel(
         start = tl.load(STARTS + bucket).to(tl.int32)
         before = tl.where(start >= first, spent + tl.sum(tl.where(ids < start, cost, 0), 0), before)
         if over == first + BC:
+            # all of the block fits
             tl.store(CELLS + cell, (cost > 0).to(tl.uint8), mask=cost > 0)
             spent += tl.sum(cost, 0)
             first += BC
         else:
+            # what comes before the bucket fits; then a bisection for the lowest key of which all cells fit
             tl.store(CELLS + cell, (cost > 0).to(tl.uint8), mask=(cost > 0) & (ids < start))
             stop = tl.load(STARTS + bucket + 1).to(tl.int32)
             room = left - before
             # nearly all buckets are one block, which stays in registers
-            cell, key, cost = look_up(
-                ORDER,
-                MASS,
-                BASE,
-                BIAS,
-                BEST,
-                QUERY_SIZES,
-                KV_SIZES,
-                start + tl.arange(0, BC),
-                stop,
-                CK,
-                sr,
-                left,
-                past_key,
-                past_cell,
-                SHARES,
-            )
-            least = tl.where(cost > 0, key, 2147483647)
-            most = tl.where(cost > 0, key, -2147483648)
+            cell, key, cost = look_up(tables, start + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED)
+            lowest = tl.where(cost > 0, key, 2147483647)
+            highest = tl.where(cost > 0, key, -2147483648)
             for place in range(start + BC, stop, BC):
                 _seat, other_key, other_cost = look_up(
-                    ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop,
-                    CK, sr, left, past_key, past_cell, SHARES,
-                )  # fmt: skip
-                least = tl.minimum(least, tl.where(other_cost > 0, other_key, 2147483647))
-                most = tl.maximum(most, tl.where(other_cost > 0, other_key, -2147483648))
-            low = tl.min(least, 0).to(tl.int64)  # cells of no less worth are too many
-            high = tl.max(most, 0).to(tl.int64) + 1  # those fit, and cost `sure`
+                    tables, place + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED
+                )
+                lowest = tl.minimum(lowest, tl.where(other_cost > 0, other_key, 2147483647))
+                highest = tl.maximum(highest, tl.where(other_cost > 0, other_key, -2147483648))
+            low = tl.min(lowest, 0).to(tl.int64)  # cells of this key and above are too many
+            high = tl.max(highest, 0).to(tl.int64) + 1  # those fit, and cost `sure`
             sure = tl.zeros([], tl.int64)
             while high - low > 1:
                 middle = (low + high) // 2
                 sums = tl.where(key >= middle, cost, 0)
                 for place in range(start + BC, stop, BC):
                     _seat, other_key, other_cost = look_up(
-                        ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop,
-                        CK, sr, left, past_key, past_cell, SHARES,
-                    )  # fmt: skip
+                        tables, place + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED
+                    )
                     sums += tl.where(other_key >= middle, other_cost, 0)
                 total = tl.sum(sums, 0)
                 sure = tl.where(total <= room, total, sure)
                 high = tl.where(total <= room, middle, high)
                 low = tl.where(total <= room, low, middle)
             tl.debug_barrier()  # cells of this bucket that were taken before are written again
-            # those worth `low` come in their own order, until they do not fit any more
+            # cells of key `low` are taken in their own order, until one does not fit
             end = tl.full([], 2147483647, tl.int32)  # the first one that does not
             for place in range(start, stop, BC):
-                cell, key, cost = look_up(
-                    ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, place + tl.arange(0, BC), stop,
-                    CK, sr, left, past_key, past_cell, SHARES,
-                )  # fmt: skip
+                cell, key, cost = look_up(tables, place + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED)
                 tied = (cost > 0) & (key == low)
                 running = sure + tl.cumsum(tl.where(tied, cost, 0), 0)
                 end = tl.minimum(end, tl.min(tl.where(tied & (running > room), cell, 2147483647), 0))
                 taken = (cost > 0) & ((key > low) | (tied & (cell < end)))
-                # what is worth nothing may be kept for other reasons, and its order was right before
+                # a cell without priority may be kept for other reasons, and its order was right before
                 tl.store(CELLS + cell, taken.to(tl.uint8), mask=(cost > 0) & (taken | (key > NOTHING)))
                 sure += tl.sum(tl.where(tied & (cell < end), cost, 0), 0)
             # a new pass begins behind the last cell that was taken, with what is left
@@ -198,48 +169,16 @@ def fill_kernel(
 
 
 def fill(
-    order: Tensor,
-    starts: Tensor,
-    bucket: Tensor,
-    mass: Tensor,
-    base: Tensor,
-    bias: Tensor,
-    best: Tensor,
-    query_sizes: Tensor,
-    kv_sizes: Tensor,
-    budgets: Tensor,
-    cells: Tensor,
-    passes: int,
-    weighed: int,
-    shares: bool,
+    tables: tuple[Tensor, ...], budgets: Tensor, cells: Tensor, passes: int, weighed: int, normalised: bool
 ) -> None:
-    """What `spend.worth_kernel` found, its cells ranked by bucket (order [rankings * B * H, Cq * Ck] int32,
-    starts [rankings * B * H, buckets + 1]), and budgets [n, B, H] int64, the first `weighed` by the first
-    ranking -> cells [n, B, H, Cq, Ck] uint8, 1 where a cell is taken. All but mass contiguous."""
+    """tables: the cells ranked by bucket (order [rankings * B * H, Cq * Ck] int32, starts [rankings * B * H, buckets +
+    1]), and what `spend.priority_kernel` read and found (bucket, mass, base, bias, best, query_sizes, kv_sizes).
+    budgets [n, B, H] int64, the first `weighed` by the first ranking -> cells [n, B, H, Cq, Ck] uint8, 1 where a cell
+    is taken. All but mass contiguous."""
     number, batch, heads, cq, ck = cells.shape
+    _, starts, _, mass, *_, kv_sizes = tables
+    sizes = (batch * heads, cq, ck, mass.stride(2), kv_sizes.shape[-1], starts.shape[-1] - 1, passes, weighed)
+    kind = {"BC": BLOCK, "BQ": min(1024, padded(cq)), "NORMALISED": normalised}
     fill_kernel[(number * batch * heads,)](
-        order,
-        starts,
-        bucket,
-        mass,
-        base,
-        bias,
-        best,
-        query_sizes,
-        kv_sizes,
-        budgets,
-        cells,
-        batch * heads,
-        cq,
-        ck,
-        mass.stride(2),
-        kv_sizes.shape[-1],
-        starts.shape[-1] - 1,
-        passes,
-        weighed,
-        BC=BLOCK,
-        BQ=min(1024, padded(cq)),
-        SHARES=shares,
-        num_warps=16,
-        enable_fp_fusion=False,
+        *tables, budgets, cells, *sizes, **kind, num_warps=16, enable_fp_fusion=False
     )

@@ -1,5 +1,5 @@
-"""What a unit of mass counts in each K/V group, by how far its keys and its values are spread; and so what a
-cell is worth."""
+"""The priority of K/V groups and of cells: what a unit of mass counts in a group, by how far its keys and values are
+spread, and the log of a cell's mass per key weighted by it."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -10,16 +10,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Partition
+from .device_functions import group_ends, head_start, load_rows
 from .shapes import padded
 
 
 @triton.jit
-def cell_worth(mass, base, bias, SHARES: tl.constexpr):
-    """The worth of cells, bit for bit the same wherever it is asked for: nothing in it can be fused."""
-    if not SHARES:
+def cell_priority(mass, base, bias, NORMALISED: tl.constexpr):
+    """The priority of cells, bit for bit the same wherever it is computed: nothing in it can be fused. `mass` is the
+    log of the cells' mass, or of their share of it if NORMALISED, `base` that of the row, `bias` what a key counts."""
+    if not NORMALISED:
         mass = tl.where(mass == mass, mass, -float("inf"))
-    worth = mass - base + bias
-    return tl.where(worth == worth, worth, float("inf"))  # NaN comes first: it must reach the output
+    priority = mass - base + bias
+    return tl.where(priority == priority, priority, float("inf"))  # NaN comes first: it must reach the output
 
 
 @triton.jit
@@ -33,29 +35,24 @@ def spread_kernel(
     N,
     C,
     every,
-    kb,
-    kh,
-    kn,
-    kd,
-    vb,
-    vh,
-    vn,
-    vd,
+    k_strides,
+    v_strides,
     D: tl.constexpr,
     DV: tl.constexpr,
     BN: tl.constexpr,
     BD: tl.constexpr,
     BDV: tl.constexpr,
 ):
+    """One program: one K/V group. SPREAD = mean squared distance between keys that are `every` places apart in the
+    group's order, and the same for values: twice their variance."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid // C
-    K += head // H * kb + head % H * kh
-    V += head // H * vb + head % H * vh
+    K = head_start(K, k_strides, head, H)
+    V = head_start(V, v_strides, head, H)
     ORDER += head * N
     dims = tl.arange(0, BD)
     cols = tl.arange(0, BDV)
-    start = tl.load(OFFSETS + pid + head).to(tl.int32)  # a row of offsets has C + 1 entries
-    stop = tl.load(OFFSETS + pid + head + 1).to(tl.int32)
+    start, stop = group_ends(OFFSETS, pid, head)
     start = (start + every - 1) // every * every
     key_sum = tl.zeros([BN], tl.float32)
     value_sum = tl.zeros([BN], tl.float32)
@@ -65,13 +62,11 @@ def spread_kernel(
         live = index + every < stop
         here = tl.load(ORDER + index, mask=live, other=0)
         other = tl.load(ORDER + index + every, mask=live, other=0)
-        mask = live[:, None] & (dims < D)[None, :]
-        off = tl.load(K + here[:, None] * kn + dims[None, :] * kd, mask=mask, other=0.0).to(tl.float32)
-        off -= tl.load(K + other[:, None] * kn + dims[None, :] * kd, mask=mask, other=0.0).to(tl.float32)
+        off = load_rows(K, k_strides, here, dims, live, D).to(tl.float32)
+        off -= load_rows(K, k_strides, other, dims, live, D).to(tl.float32)
         key_sum += tl.sum(off * off, 1)
-        mask = live[:, None] & (cols < DV)[None, :]
-        off = tl.load(V + here[:, None] * vn + cols[None, :] * vd, mask=mask, other=0.0).to(tl.float32)
-        off -= tl.load(V + other[:, None] * vn + cols[None, :] * vd, mask=mask, other=0.0).to(tl.float32)
+        off = load_rows(V, v_strides, here, cols, live, DV).to(tl.float32)
+        off -= load_rows(V, v_strides, other, cols, live, DV).to(tl.float32)
         value_sum += tl.sum(off * off, 1)
         pairs += live.to(tl.float32)
     count = tl.sum(pairs, 0)  # 0 / 0 is not known
@@ -82,14 +77,17 @@ def spread_kernel(
 @triton.jit
 def relative_kernel(
     SPREAD,  # [2, B, H, C] fp32
-    WORTH,  # [B, H, C] fp32
+    PRIORITY,  # [B, H, C] fp32
     C,
-    least,
+    minimum,
     BC: tl.constexpr,
 ):
+    """One program: the K/V groups of one head. PRIORITY = log of the root of their spreads relative to the head's mean
+    spreads, of keys plus of values."""
     head = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64) * C
     SPREAD += head * C
+    # the head's mean spreads, over the groups where they are known
     total_of_keys = tl.zeros([BC], tl.float32)
     total_of_values = tl.zeros([BC], tl.float32)
     keys_known = tl.zeros([BC], tl.float32)
@@ -108,30 +106,29 @@ def relative_kernel(
         ids = first + tl.arange(0, BC)
         of_keys = tl.load(SPREAD + ids, mask=ids < C, other=float("inf"))
         of_values = tl.load(SPREAD + step + ids, mask=ids < C, other=float("inf"))
-        worth = _half_log(of_keys, mean_of_keys, least) + _half_log(of_values, mean_of_values, least)
-        tl.store(WORTH + head * C + ids, worth, mask=ids < C)
+        priority = _half_log(of_keys, mean_of_keys, minimum) + _half_log(of_values, mean_of_values, minimum)
+        tl.store(PRIORITY + head * C + ids, priority, mask=ids < C)
 
 
 @triton.jit
-def _half_log(spread, mean, least):
-    """Of the spread over the mean, at least `least`; 0 where it is not known, or no group has any."""
+def _half_log(spread, mean, minimum):
+    """Half the log of spread / mean, which is at least `minimum`; 0 where it is not known, or no group has any."""
     relative = tl.where(spread < float("inf"), spread / tl.where(mean > 0.0, mean, 1.0), 1.0)
     relative = tl.where(mean > 0.0, relative, 1.0)
-    return 0.5 * tl.log(tl.maximum(relative, least))
+    return 0.5 * tl.log(tl.maximum(relative, minimum))
 
 
-def group_worth(k: Tensor, v: Tensor, kv: Partition, every: int, least: float) -> Tensor:
+def group_priority(k: Tensor, v: Tensor, kv: Partition, every: int, minimum: float) -> Tensor:
     """k [B, Hkv, N, D], v [B, Hkv, N, Dv] -> [B, Hkv, Ck] fp32"""
     batch, heads, count, dim = k.shape
     value_dim, groups = v.shape[-1], kv.groups
-    worth = torch.empty(batch, heads, groups, dtype=torch.float32, device=k.device)
-    if not worth.numel():
-        return worth
+    priority = torch.empty(batch, heads, groups, dtype=torch.float32, device=k.device)
+    if not priority.numel():
+        return priority
     spread = torch.empty(2, batch, heads, groups, dtype=torch.float32, device=k.device)
-    spread_kernel[(batch * heads * groups,)](
-        k, v, kv.order.contiguous(), kv.offsets.contiguous(), spread, heads, count, groups, every,
-        *k.stride(), *v.stride(), D=dim, DV=value_dim, BN=8, BD=padded(dim), BDV=padded(value_dim),
-        num_warps=2,
-    )  # fmt: skip
-    relative_kernel[(batch * heads,)](spread, worth, groups, least, BC=min(1024, padded(groups)), num_warps=4)
-    return worth
+    tensors = (k, v, kv.order.contiguous(), kv.offsets.contiguous(), spread)
+    sizes = (heads, count, groups, every, k.stride(), v.stride())
+    blocks = {"D": dim, "DV": value_dim, "BN": 8, "BD": padded(dim), "BDV": padded(value_dim)}
+    spread_kernel[(batch * heads * groups,)](*tensors, *sizes, **blocks, num_warps=2)
+    relative_kernel[(batch * heads,)](spread, priority, groups, minimum, BC=min(1024, padded(groups)), num_warps=4)
+    return priority

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .shapes import padded
+from .device_functions import kv_head_of
+from .shapes import as_bytes, padded
 
 MAX_GROUPS = 4096  # that one program holds in its registers
 COLUMNS = 64  # K/V groups that are compared with all neighbourhoods at a time
@@ -49,7 +50,7 @@ def choose_slots_kernel(
     SLOT_MASS,  # [B, H, CQ, single + merged] fp32
     SHARE,  # [B, H, CQ, CK] fp32
     H,
-    shares,
+    heads_per_kv,
     CQ,
     CK,
     single,
@@ -59,9 +60,11 @@ def choose_slots_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
+    """One program: the K/V groups that one query group skips. INDEX = the slot of each, SLOT_MASS = the log of the mass
+    of each slot, SHARE = the share of each group in all that is skipped."""
     row = tl.program_id(0).to(tl.int64)
     head = row // CQ
-    kv_head = head // H * (H // shares) + head % H // shares
+    kv_head = kv_head_of(head, H, heads_per_kv)
     ids = tl.arange(0, BC)
     here = ids < CK
     at_kv = kv_head * (CK + 1) + ids
@@ -72,12 +75,14 @@ def choose_slots_kernel(
     mass = tl.load(MASS + row * CK + ids, mask=here, other=0.0)
     mass = tl.where(skipped, mass, -float("inf"))
 
+    # each group's share of the skipped mass
     top = tl.max(mass, 0)
     weight = tl.exp(mass - tl.where(top == -float("inf"), 0.0, top))
     total = tl.sum(weight, 0)
     share = weight / tl.where(total == 0.0, 1.0, total)  # weights of groups that are not skipped are 0
     tl.store(SHARE + row * CK + ids, share, mask=here)
 
+    # the heaviest groups have slots of their own, the others that of their neighbourhood
     alone = heaviest(mass, skipped, ids, single)
     number = tl.cumsum(alone.to(tl.int32), 0) - 1
     near = tl.load(NEAR + kv_head * CK + ids, mask=here, other=0).to(tl.int32)
@@ -90,6 +95,7 @@ def choose_slots_kernel(
     tl.store(SLOT_MASS + slots, tl.full([BS], -float("inf"), tl.float32), mask=unused)
     tl.debug_barrier()  # the slots are read by other threads than wrote them
 
+    # the log of the mass of every neighbourhood: the maximum first, then the sum relative to it
     hoods = tl.arange(0, BM)
     peak = tl.full([BM], -float("inf"), tl.float32)
     for first in range(0, CK, BN):
@@ -127,27 +133,9 @@ def choose_slots(
     share = torch.empty(log_mass.shape, dtype=torch.float32, device=log_mass.device)
     if not index.numel():
         return index, mass.fill_(-torch.inf), share
-    choose_slots_kernel[(batch * heads * cq,)](
-        log_mass.float().contiguous(),
-        cells.contiguous().view(torch.uint8),
-        query_offsets.contiguous(),
-        kv_offsets.contiguous(),
-        near.contiguous(),
-        wanted.contiguous().view(torch.uint8),
-        index,
-        index,
-        mass,
-        share,
-        heads,
-        heads // kv_offsets.shape[1],
-        cq,
-        ck,
-        single,
-        merged,
-        BC=padded(ck),
-        BS=padded(max(1, single)),
-        BM=padded(max(1, merged)),
-        BN=min(COLUMNS, padded(ck)),
-        num_warps=4,
-    )
+    given = (as_bytes(cells), query_offsets.contiguous(), kv_offsets.contiguous(), near.contiguous(), as_bytes(wanted))
+    tensors = (log_mass.float().contiguous(), *given, index, index, mass, share)
+    sizes = (heads, heads // kv_offsets.shape[1], cq, ck, single, merged)
+    blocks = {"BC": padded(ck), "BS": padded(max(1, single)), "BM": padded(max(1, merged))}
+    choose_slots_kernel[(batch * heads * cq,)](*tensors, *sizes, **blocks, BN=min(COLUMNS, padded(ck)))
     return index, mass, share

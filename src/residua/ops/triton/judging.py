@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import MAX_BEND, Choice, Drift, SummaryKeys
-from .shapes import cdiv, padded
+from .device_functions import kv_head_of, load_matrix
+from .shapes import as_bytes, cdiv, padded
 
 TINY = torch.finfo(torch.float32).tiny
 WITH_DRIFT, WITHOUT_DRIFT = tl.constexpr(int(Choice.WITH_DRIFT)), tl.constexpr(int(Choice.WITHOUT_DRIFT))
@@ -38,17 +39,17 @@ def candidates_kernel(
     LSE,  # [B, H, M] fp32
     VALUE,  # [B, H, M, DV] fp32, over the summary keys
     TOP,  # [B, H, M] fp32
-    BASIS,  # [B, Hkv, D, R] fp32, or any pointer
+    BASIS,  # [B, Hkv, D, R] fp32, or None: without a drift, which this and the next three are
     ORIGIN,  # [B, H, CQ, R] fp32
     CURVE,  # [B, H, CQ, R] fp32
     SLOPE,  # [B, H, CQ, R, DV]
     ERRORS,  # [candidates, B, H, M] fp32
     H,
-    shares,
+    heads_per_kv,
     M,
     CQ,
     R,
-    most,
+    max_bend,
     tiny,
     D: tl.constexpr,
     DV: tl.constexpr,
@@ -57,6 +58,8 @@ def candidates_kernel(
     BR: tl.constexpr,
     DRIFT: tl.constexpr,
 ):
+    """One program: one probe row. ERRORS = its distance from the exact row, relative to the norm of that, for each
+    candidate: the summary with its drift, without it, and no summary."""
     row = tl.program_id(0).to(tl.int64)
     head = row // M
     cols = tl.arange(0, BDV)
@@ -72,14 +75,14 @@ def candidates_kernel(
         dims = tl.arange(0, BD)
         ranks = tl.arange(0, BR)
         own = ranks < R
-        BASIS += (head // H * (H // shares) + head % H // shares) * D * R
+        BASIS += kv_head_of(head, H, heads_per_kv) * D * R
         at = head * CQ + tl.load(GROUP + row)
         q = tl.load(ROWS + row * D + dims, mask=dims < D, other=0.0).to(tl.float32)
-        side = (dims < D)[:, None] & own[None, :]
-        basis = tl.load(BASIS + dims[:, None] * R + ranks[None, :], mask=side, other=0.0)
+        # where the row lies relative to its anchor, and what that changes
+        basis = load_matrix(BASIS, dims, ranks, D, R)
         y = tl.sum(q[:, None] * basis, 0) - tl.load(ORIGIN + at * R + ranks, mask=own, other=0.0)
         bend = tl.sum(y * tl.load(CURVE + at * R + ranks, mask=own, other=0.0) * y, 0)
-        bend = tl.where(bend > most, most, bend)  # NaN stays
+        bend = tl.where(bend > max_bend, max_bend, bend)  # NaN stays
         side = own[:, None] & (cols < DV)[None, :]
         slope = tl.load(SLOPE + (at * R + ranks[:, None]) * DV + cols[None, :], mask=side, other=0.0)
         shift = tl.sum(y[:, None] * slope.to(tl.float32), 0)
@@ -107,7 +110,7 @@ def _mean(ERRORS, WEIGHTS, M, tiny, BM: tl.constexpr):
 def choice_kernel(
     ERRORS,  # [N, B, H, M] fp32
     WEIGHTS,  # [B, H, M] fp32
-    BARE,  # [B, H] uint8
+    WITHOUT_SUMMARY,  # [B, H] uint8
     CHOICE,  # [B, H] int64
     ERROR,  # [B, H] fp32
     M,
@@ -116,6 +119,8 @@ def choice_kernel(
     N: tl.constexpr,
     BM: tl.constexpr,
 ):
+    """One program: one head. CHOICE = the candidate of the smallest mean ERROR; a later one, which is simpler, must be
+    better by the handicap. A head without a summary has the last one."""
     head = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64) * M
     ERRORS += head * M
@@ -128,17 +133,17 @@ def choice_kernel(
         better = last < handicap * error
         choice = tl.where(better, number, choice)
         error = tl.where(better, last, error)
-    bare = tl.load(BARE + head) != 0
-    tl.store(CHOICE + head, tl.where(bare, N - 1, choice).to(tl.int64))
-    tl.store(ERROR + head, tl.where(bare, last, error))
+    without_summary = tl.load(WITHOUT_SUMMARY + head) != 0
+    tl.store(CHOICE + head, tl.where(without_summary, N - 1, choice).to(tl.int64))
+    tl.store(ERROR + head, tl.where(without_summary, last, error))
 
 
 @triton.jit
 def switch_kernel(
     CHOICE,  # [B, H] int64
     WEIGHT,  # [B, H, CQ, T] fp32, changed
-    CURVE,  # [B, H, CQ, R] fp32, changed, or any pointer
-    SLOPE,  # [B, H, CQ, R, DV], changed
+    CURVE,  # [B, H, CQ, R] fp32, changed, or None: without a drift
+    SLOPE,  # [B, H, CQ, R, DV], changed, or None
     weights,  # of a head
     curves,
     slopes,
@@ -146,6 +151,8 @@ def switch_kernel(
     DRIFT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: one of `blocks` parts of a head. Switches off what its candidate does without: the drift by zeros,
+    the summary by log-weights of -inf."""
     pid = tl.program_id(0)
     head = (pid // blocks).to(tl.int64)
     choice = tl.load(CHOICE + head)
@@ -178,50 +185,29 @@ def candidate_errors(
     errors = torch.empty(2 if drift is None else 3, batch, heads, count, dtype=torch.float32, device=rows.device)
     if not errors.numel():
         return errors
-    moving: tuple[Tensor, ...] = (exact,) * 4
+    moving: tuple[Tensor | None, ...] = (None,) * 4
+    drift_sizes = (1, count, 0, 0)
     if drift is not None:
         moving = (*(t.float().contiguous() for t in (drift.basis, drift.origin, drift.curve)), drift.slope.contiguous())
+        drift_sizes = (heads // drift.basis.shape[1], count, drift.origin.shape[2], drift.basis.shape[-1])
+    tensors = (t.contiguous() for t in (rows, group, exact, *kept, *skipped))
+    blocks = {"D": dim, "DV": value_dim, "BD": padded(dim), "BDV": padded(value_dim)}
+    blocks["BR"] = padded(drift_sizes[-1]) if drift is not None else 1
     candidates_kernel[(batch * heads * count,)](
-        *(t.contiguous() for t in (rows, group, exact, *kept, *skipped)),
-        *moving,
-        errors,
-        heads,
-        heads // drift.basis.shape[1] if drift is not None else 1,
-        count,
-        drift.origin.shape[2] if drift is not None else 0,
-        drift.basis.shape[-1] if drift is not None else 0,
-        MAX_BEND,
-        TINY,
-        D=dim,
-        DV=value_dim,
-        BD=padded(dim),
-        BDV=padded(value_dim),
-        BR=padded(drift.basis.shape[-1]) if drift is not None else 1,
-        DRIFT=drift is not None,
-        num_warps=4,
+        *tensors, *moving, errors, heads, *drift_sizes, MAX_BEND, TINY, **blocks, DRIFT=drift is not None
     )
     return errors
 
 
-def best_candidate(errors: Tensor, weights: Tensor, bare: Tensor, handicap: float) -> tuple[Tensor, Tensor]:
+def best_candidate(errors: Tensor, weights: Tensor, without_summary: Tensor, handicap: float) -> tuple[Tensor, Tensor]:
     """-> choice [B, H] int64, error [B, H] fp32"""
     count = errors.shape[-1]
-    choice = torch.empty(bare.shape, dtype=torch.int64, device=bare.device)
-    error = torch.empty(bare.shape, dtype=torch.float32, device=bare.device)
+    choice = torch.empty(without_summary.shape, dtype=torch.int64, device=without_summary.device)
+    error = torch.empty(without_summary.shape, dtype=torch.float32, device=without_summary.device)
     if choice.numel():
-        choice_kernel[(choice.numel(),)](
-            errors.contiguous(),
-            weights.contiguous(),
-            bare.contiguous().view(torch.uint8),
-            choice,
-            error,
-            count,
-            handicap,
-            TINY,
-            N=len(errors),
-            BM=min(128, padded(count)),
-            num_warps=1,
-        )
+        tensors = (errors.contiguous(), weights.contiguous(), as_bytes(without_summary), choice, error)
+        blocks = {"N": len(errors), "BM": min(128, padded(count))}
+        choice_kernel[(choice.numel(),)](*tensors, count, handicap, TINY, **blocks, num_warps=1)
     return choice, error
 
 
@@ -229,19 +215,11 @@ def switch_summary(summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
     """In place, and without reading what stays on; log-weights, curve and slope must be contiguous."""
     drift, heads = summary.drift, choice.numel()
     weights = summary.log_weight.numel() // max(1, heads)
-    moving = (drift.curve, drift.slope) if drift is not None else (summary.log_weight,) * 2
+    moving = () if drift is None else (drift.curve, drift.slope)
     if not summary.log_weight.numel():
         return summary
     blocks = min(64, cdiv(max(t.numel() for t in (summary.log_weight, *moving)), heads * 1024))
-    switch_kernel[(heads * blocks,)](
-        choice.contiguous(),
-        summary.log_weight,
-        *moving,
-        weights,
-        *(t.numel() // heads for t in moving),
-        blocks,
-        DRIFT=drift is not None,
-        BLOCK=1024,
-        num_warps=4,
-    )
+    sizes = (weights, *(t.numel() // heads for t in moving)) if moving else (weights, 0, 0)
+    tensors = (choice.contiguous(), summary.log_weight, *(moving or (None, None)))
+    switch_kernel[(heads * blocks,)](*tensors, *sizes, blocks, DRIFT=drift is not None, BLOCK=1024)
     return summary

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .device_functions import finite_fp16
 from .segments import segment_means
-from .shapes import Tiles, cdiv, padded
+from .shapes import Tiles, as_bytes, cdiv, padded
 from .sort import sort_labels
 
 
@@ -24,7 +24,7 @@ from .sort import sort_labels
 def centres_kernel(
     CENTRES,  # [G, C, R] fp32
     HIGH,  # [G, room, BR] fp16, zeros behind column R and row C
-    LOW,  # [G, room, BR] fp16: what HIGH leaves, or any pointer
+    LOW,  # [G, room, BR] fp16, or None: what HIGH leaves of fp32
     HALF,  # [G, room] fp32: half the squared length, infinite behind row C
     C,
     room,
@@ -32,8 +32,8 @@ def centres_kernel(
     R: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
-    PARTS: tl.constexpr,  # whether a centre is two parts
 ):
+    """One program: BC centres of a head, as `assign_kernel` reads them: in parts of fp16, and half their squares."""
     pid = tl.program_id(0)
     group = (pid // tiles).to(tl.int64)
     ids = pid % tiles * BC + tl.arange(0, BC)
@@ -44,7 +44,7 @@ def centres_kernel(
     here = (ids < room)[:, None]
     at = (group * room + ids)[:, None] * BR + dims[None, :]
     tl.store(HIGH + at, high, mask=here)
-    if PARTS:
+    if LOW is not None:
         tl.store(LOW + at, (c - high.to(tl.float32)).to(tl.float16), mask=here)
     else:
         c = high.to(tl.float32)
@@ -56,9 +56,9 @@ def centres_kernel(
 def assign_kernel(
     X,  # [G, N, R] fp32 or fp16
     HIGH,  # [G, room, BR] fp16
-    LOW,  # [G, room, BR] fp16, or any pointer
+    LOW,  # [G, room, BR] fp16, or None: rows and centres are one part
     HALF,  # [G, room] fp32
-    VALID,  # [G, N] uint8, or any pointer
+    VALID,  # [G, N] uint8, or None
     LABELS,  # [G, N] int64
     N,
     C,
@@ -68,9 +68,9 @@ def assign_kernel(
     BN: tl.constexpr,
     BC: tl.constexpr,
     BR: tl.constexpr,
-    MASKED: tl.constexpr,
     PARTS: tl.constexpr,  # whether rows and centres are two parts
 ):
+    """One program: BN rows of a head. LABELS = the index of the nearest centre, -1 where not VALID."""
     pid = tl.program_id(0)
     group = (pid // tiles).to(tl.int64)
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
@@ -84,8 +84,10 @@ def assign_kernel(
     best = tl.full([BN, BC], float("inf"), tl.float32)
     tile = tl.zeros([BN, BC], tl.int32)
     high_tile = HIGH + group * room * BR + ids[None, :] * BR + dims[:, None]
-    low_tile = LOW + group * room * BR + ids[None, :] * BR + dims[:, None]
+    if PARTS:
+        low_tile = LOW + group * room * BR + ids[None, :] * BR + dims[:, None]
     half_tile = HALF + group * room + ids
+    # BC centres at a time; each lane keeps its nearest one, and the tile in which it was
     for start in range(0, room, BC):
         c = tl.load(high_tile)
         if PARTS:
@@ -106,7 +108,7 @@ def assign_kernel(
     # the lowest index among ties; a row that is nearer to nothing than infinity takes the first
     label = tl.min(tl.where(best == least[:, None], tile + ids[None, :], C), 1)
     label = tl.where(least == float("inf"), 0, label)
-    if MASKED:
+    if VALID is not None:
         valid = tl.load(VALID + group * N + rows, mask=rows < N, other=0)
         label = tl.where(valid != 0, label, -1)
     tl.store(LABELS + group * N + rows, label.to(tl.int64), mask=rows < N)
@@ -129,44 +131,16 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
     size = tiles_for(width, parts)
     room = cdiv(number, size.keys) * size.keys
     high = torch.empty(groups, room, width, dtype=torch.float16, device=x.device)
-    low = torch.empty_like(high) if parts else high
+    low = torch.empty_like(high) if parts else None
     half = torch.empty(groups, room, dtype=torch.float32, device=x.device)
+    split = (high, low, half)
     tiles = cdiv(room, 32)
-    centres_kernel[(groups * tiles,)](
-        centres.float().contiguous(),
-        high,
-        low,
-        half,
-        number,
-        room,
-        tiles,
-        R=rank,
-        BC=32,
-        BR=width,
-        PARTS=parts,
-        num_warps=4,
-    )
+    centres = centres.float().contiguous()
+    centres_kernel[(groups * tiles,)](centres, *split, number, room, tiles, R=rank, BC=32, BR=width)
     tiles = cdiv(count, size.rows)
-    assign_kernel[(groups * tiles,)](
-        x.contiguous(),
-        high,
-        low,
-        half,
-        labels if valid is None else valid.contiguous().view(torch.uint8),
-        labels,
-        count,
-        number,
-        room,
-        tiles,
-        R=rank,
-        BN=size.rows,
-        BC=size.keys,
-        BR=width,
-        MASKED=valid is not None,
-        PARTS=parts,
-        num_warps=size.warps,
-        num_stages=size.stages,
-    )
+    sizes = (count, number, room, tiles)
+    blocks = {"R": rank, "BN": size.rows, "BC": size.keys, "BR": width, "PARTS": parts}
+    assign_kernel[(groups * tiles,)](x.contiguous(), *split, as_bytes(valid), labels, *sizes, **blocks, **size.options)
     return labels
 
 

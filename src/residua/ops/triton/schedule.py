@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Route
-from .shapes import cdiv, padded
+from .device_functions import kv_head_of
+from .shapes import as_bytes, cdiv, padded
 
 SPLIT_BITS = tl.constexpr(8)  # of each number in the word of a cut tile
 SPLIT_MASK = tl.constexpr((1 << 8) - 1)
@@ -93,6 +94,7 @@ def find_runs(CELLS, OFFSETS, RUNS, C, BC: tl.constexpr):
 
 @triton.jit
 def put_tile(TILES, place, first, split, second, third):
+    """Writes one tile of keys, as `TileSchedule` says."""
     tl.store(TILES + place * 4, first)
     tl.store(TILES + place * 4 + 1, split)
     tl.store(TILES + place * 4 + 2, second)
@@ -103,23 +105,25 @@ def put_tile(TILES, place, first, split, second, third):
 def key_tiles_kernel(
     CELLS,  # [B, H, CQ, C] uint8
     OFFSETS,  # [B, Hkv, C + 1] int64
-    RUNS,  # [B, H, CQ, most, 2] int32, overwritten
+    RUNS,  # [B, H, CQ, max_runs, 2] int32, overwritten
     TILES,  # [B, H, CQ, room, 4] int32
     COUNTS,  # [B, H, CQ, 2] int32
     H,
-    shares,
+    heads_per_kv,
     CQ,
     C,
-    most,
+    max_runs,
     room,
     TILE_KEYS: tl.constexpr,
     BC: tl.constexpr,
 ):
+    """One program: one query group. TILES = its kept keys in tiles of TILE_KEYS, full ones from the front and cut ones
+    from the back, COUNTS how many of each."""
     row = tl.program_id(0).to(tl.int64)
     head = row // CQ
     CELLS += row * C
-    OFFSETS += (head // H * (H // shares) + head % H // shares) * (C + 1)
-    RUNS += row * most * 2
+    OFFSETS += kv_head_of(head, H, heads_per_kv) * (C + 1)
+    RUNS += row * max_runs * 2
     TILES += row * room * 4
     runs = find_runs(CELLS, OFFSETS, RUNS, C, BC)
     tl.debug_barrier()  # the runs are read by other threads than wrote them
@@ -133,6 +137,7 @@ def key_tiles_kernel(
     for run in range(0, runs):
         begin = tl.load(RUNS + run * 2)
         length = tl.load(RUNS + run * 2 + 1) - begin
+        # the tile that is begun takes what fits
         if taken > 0:
             live = tl.minimum(length, TILE_KEYS - taken)
             base = begin - taken  # a run goes on where the one before it ended
@@ -151,6 +156,7 @@ def key_tiles_kernel(
                 taken = 0
             begin += live
             length -= live
+        # the rest of the run: full tiles, and the beginning of the next one
         if taken == 0:
             for _ in range(0, length // TILE_KEYS):
                 put_tile(TILES, full, begin, TILE_KEYS, begin, begin)
@@ -160,6 +166,7 @@ def key_tiles_kernel(
             split = taken
             first = begin
             second = begin
+    # the last tile has a mask
     if taken > 0:
         word = split | taken << SPLIT_BITS | taken << (2 * SPLIT_BITS)
         put_tile(TILES, room - 1 - cut, first, word, second, second)
@@ -172,13 +179,14 @@ def key_tiles_kernel(
 def row_tiles_kernel(
     OFFSETS,  # [B, H, CQ + 1] int64
     TALL,  # [B, H, CQ + 1] int32
-    LOW,  # [B, H, CQ + 1] int32
+    LOW,  # [B, H, CQ + 1] int32, or None
     NQ,
     CQ,
     ROWS: tl.constexpr,
-    HAS_LOW: tl.constexpr,
     BC: tl.constexpr,
 ):
+    """One program: one head. TALL and LOW = running numbers of the row tiles of its query groups; the rows of no group
+    are one more."""
     head = tl.program_id(0).to(tl.int64)
     OFFSETS += head * (CQ + 1)
     tall = tl.zeros([], tl.int32)
@@ -189,10 +197,10 @@ def row_tiles_kernel(
         stop = tl.load(OFFSETS + ids + 1, mask=ids < CQ, other=NQ).to(tl.int32)
         size = tl.where(ids <= CQ, stop - start, 0)
         rest = size % ROWS
-        high = size // ROWS + (rest > (ROWS // 2 if HAS_LOW else 0)).to(tl.int32)
+        high = size // ROWS + (rest > (0 if LOW is None else ROWS // 2)).to(tl.int32)
         tl.store(TALL + head * (CQ + 1) + ids, tall + tl.cumsum(high, 0), mask=ids <= CQ)
         tall += tl.sum(high, 0)
-        if HAS_LOW:
+        if LOW is not None:
             short = ((rest > 0) & (rest <= ROWS // 2)).to(tl.int32)
             tl.store(LOW + head * (CQ + 1) + ids, low + tl.cumsum(short, 0), mask=ids <= CQ)
             low += tl.sum(short, 0)
@@ -244,36 +252,15 @@ def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = Tru
     counts = torch.empty(batch, heads, cq, 2, dtype=torch.int32, device=device)
     tall = torch.empty(batch, heads, cq + 1, dtype=torch.int32, device=device)
     low_ends = torch.empty_like(tall) if low else None
-    if not ck:  # nothing is kept, as everybody can see
+    if not ck:  # nothing is kept
         counts.zero_()
     elif counts.numel():
-        most = cdiv(ck, 2)
-        runs = torch.empty(batch, heads, cq, most, 2, dtype=torch.int32, device=device)
-        key_tiles_kernel[(batch * heads * cq,)](
-            route.cells.contiguous().view(torch.uint8),
-            route.kv.offsets.contiguous(),
-            runs,
-            key_tiles,
-            counts,
-            heads,
-            heads // route.kv.offsets.shape[1],
-            cq,
-            ck,
-            most,
-            room,
-            TILE_KEYS=tile_keys,
-            BC=min(256, padded(ck)),
-            num_warps=1,
-        )
-    row_tiles_kernel[(batch * heads,)](
-        route.query.offsets.contiguous(),
-        tall,
-        tall if low_ends is None else low_ends,
-        queries,
-        cq,
-        ROWS=tile_rows,
-        HAS_LOW=low,
-        BC=min(1024, padded(cq + 1)),
-        num_warps=4,
-    )
+        max_runs = cdiv(ck, 2)
+        runs = torch.empty(batch, heads, cq, max_runs, 2, dtype=torch.int32, device=device)
+        tensors = (as_bytes(route.cells), route.kv.offsets.contiguous(), runs, key_tiles, counts)
+        sizes = (heads, heads // route.kv.offsets.shape[1], cq, ck, max_runs, room)
+        blocks = {"TILE_KEYS": tile_keys, "BC": min(256, padded(ck))}
+        key_tiles_kernel[(batch * heads * cq,)](*tensors, *sizes, **blocks, num_warps=1)
+    query_offsets, block = route.query.offsets.contiguous(), min(1024, padded(cq + 1))
+    row_tiles_kernel[(batch * heads,)](query_offsets, tall, low_ends, queries, cq, ROWS=tile_rows, BC=block)
     return TileSchedule(key_tiles, counts, tall, low_ends, tile_rows)

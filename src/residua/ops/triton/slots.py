@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device_functions import LN_2, LOG2_E, add_product
+from .device_functions import LN_2, LOG2_E, add_product, kv_head_of, load_matrix
 from .shapes import Tiles, cdiv, padded
 
 # weights are counted in units of 2^-DIGITS: small ones stay above what 16 bits can hold
@@ -28,16 +28,18 @@ PROGRAMS_PER_TILE = 8  # over which the neighbourhoods of a tile of anchors are 
 
 
 @triton.jit
-def put_mean(
-    OUT_K, OUT_V, OUT_W, ANCHORS, sum_k, sum_v, total, mass, row, slot, mask, dims, cols, T, scale,
-    D: tl.constexpr, DV: tl.constexpr,
-):  # fmt: skip
-    """Stores the mean keys and values of a slot of each anchor `row` [BM], and the log-weights with which the
-    keys have the slots' masses (base 2, in units of 2^-DIGITS) at the anchors."""
+def store_means(out, ANCHORS, sums, mass, row, slot, mask, dims, cols, T, scale, D, DV):
+    """Stores the mean keys and values of `slot` of each anchor `row` [BM], and the log-weights with which the
+    keys have the slots' masses (base 2, in units of 2^-DIGITS) at the anchors.
+
+    `out` are the tensors of keys, values and weights, `sums` the sums of keys, values and of the weights in them.
+    """
+    OUT_K, OUT_V, OUT_W = out
+    sum_k, sum_v, total = sums
     at = row * T + slot
     share = tl.where(total == 0.0, 0.0, 1.0 / total)[:, None]
     mean = (sum_k * share).to(OUT_K.dtype.element_ty)
-    # read again rather than held in registers through the loops
+    # the log-weight belongs to the stored key. The anchor is read again rather than held in registers through the loops
     own = mask[:, None] & (dims < D)[None, :]
     a = tl.load(ANCHORS + row[:, None] * D + dims[None, :], mask=own, other=0.0, eviction_policy="evict_last")
     weight = mass + DIGITS - tl.sum(a * mean.to(tl.float32), 1) * scale
@@ -62,7 +64,7 @@ def slots_kernel(
     OUT_V,  # [B, H, CQ, T, DV]
     OUT_W,  # [B, H, CQ, T] fp32: log-weight of the slot's key
     H,
-    shares,
+    heads_per_kv,
     CQ,
     CK,
     NK,
@@ -81,13 +83,15 @@ def slots_kernel(
     BDV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """One program: BM anchors of a query head, and `span` neighbourhoods with all their K/V groups. Writes the means
+    and the log-weights of the slots of these groups."""
     pid = tl.program_id(0)
     head = (pid // (tiles * parts)).to(tl.int64)
     part = pid // tiles % parts
     row = pid % tiles * BM + tl.arange(0, BM)
     dims = tl.arange(0, BD)
     cols = tl.arange(0, BDV)
-    kv_head = head // H * (H // shares) + head % H // shares
+    kv_head = kv_head_of(head, H, heads_per_kv)
     K += kv_head * NK * BD
     V += kv_head * NK * BDV
     OFFSETS += kv_head * (CK + 1)
@@ -101,7 +105,8 @@ def slots_kernel(
     OUT_K += head * CQ * T * D
     OUT_V += head * CQ * T * DV
     here = row < CQ
-    a = tl.load(ANCHORS + row[:, None] * D + dims[None, :], mask=here[:, None] & (dims < D)[None, :], other=0.0)
+    a = load_matrix(ANCHORS, row, dims, CQ, D)
+    out = (OUT_K, OUT_V, OUT_W)
     # a tile is near its base: offsets inside it fit in 32 bits, the base needs 64
     offsets = tl.arange(0, BN)
     k_tile = offsets[:, None] * BD + dims[None, :]
@@ -122,6 +127,7 @@ def slots_kernel(
                 own_k = tl.zeros([BM, BD], tl.float32)
                 own_v = tl.zeros([BM, BDV], tl.float32)
                 own_sum = tl.zeros([BM], tl.float32)
+                # weights 2^(score - mass), and the sums of keys and values weighted by them
                 for first in range(start, stop, BN):
                     live = offsets < stop - first
                     k = tl.load(k_base + (first - start) * BD + k_tile, mask=live[:, None], other=0.0)
@@ -133,38 +139,27 @@ def slots_kernel(
                     v = tl.load(v_base + (first - start) * BDV + v_tile, mask=live[:, None], other=0.0)
                     own_v = tl.dot(p.to(v.dtype), v, own_v, input_precision=PRECISION)
                 # an anchor without a slot here has added up something, and keeps nothing of it
-                shares_it = slot >= single
-                shared_k += tl.where(shares_it[:, None], own_k, 0.0)
-                shared_v += tl.where(shares_it[:, None], own_v, 0.0)
-                shared_sum += tl.where(shares_it, own_sum, 0.0)
+                in_shared = slot >= single
+                shared_k += tl.where(in_shared[:, None], own_k, 0.0)
+                shared_v += tl.where(in_shared[:, None], own_v, 0.0)
+                shared_sum += tl.where(in_shared, own_sum, 0.0)
                 own = (slot >= 0) & (slot < single) & (mass != -float("inf"))
-                put_mean(
-                    OUT_K, OUT_V, OUT_W, ANCHORS, own_k, own_v, own_sum, mass, row, slot, own, dims, cols,
-                    T, scale, D, DV,
-                )  # fmt: skip
+                sums = (own_k, own_v, own_sum)
+                store_means(out, ANCHORS, sums, mass, row, slot, own, dims, cols, T, scale, D, DV)
         # without shared slots there is one neighbourhood all the same, of groups with slots of their own
         shared = here & (single + hood < T)
         mass = tl.load(MASS + row * T + single + hood, mask=shared, other=0.0) * LOG2_E - DIGITS
-        put_mean(
-            OUT_K, OUT_V, OUT_W, ANCHORS, shared_k, shared_v, shared_sum, mass, row, single + hood, shared,
-            dims, cols, T, scale, D, DV,
-        )  # fmt: skip
-    # slots of nobody's: zeros
+        sums = (shared_k, shared_v, shared_sum)
+        store_means(out, ANCHORS, sums, mass, row, single + hood, shared, dims, cols, T, scale, D, DV)
+    # unused slots: zeros, switched off
     per_part = (single + parts - 1) // parts
     for slot in range(part * per_part, tl.minimum(part * per_part + per_part, single)):
         empty = tl.load(MASS + row * T + slot, mask=here, other=0.0) == -float("inf")
         at = (row * T + slot)[:, None]
         tl.store(OUT_W + row * T + slot, tl.full([BM], -float("inf"), tl.float32), mask=empty)
-        tl.store(
-            OUT_K + at * D + dims[None, :],
-            tl.zeros([BM, BD], OUT_K.dtype.element_ty),
-            mask=empty[:, None] & (dims < D)[None, :],
-        )
-        tl.store(
-            OUT_V + at * DV + cols[None, :],
-            tl.zeros([BM, BDV], OUT_V.dtype.element_ty),
-            mask=empty[:, None] & (cols < DV)[None, :],
-        )
+        no_k, no_v = tl.zeros([BM, BD], OUT_K.dtype.element_ty), tl.zeros([BM, BDV], OUT_V.dtype.element_ty)
+        tl.store(OUT_K + at * D + dims[None, :], no_k, mask=empty[:, None] & (dims < D)[None, :])
+        tl.store(OUT_V + at * DV + cols[None, :], no_v, mask=empty[:, None] & (cols < DV)[None, :])
 
 
 def tiles_for(width: int, dtype: torch.dtype) -> Tiles:
@@ -204,38 +199,11 @@ def slot_means(
     size = tiles_for(max(width, values.shape[-1]), keys.dtype)
     tiles = cdiv(cq, size.rows)
     parts = max(1, min(PROGRAMS_PER_TILE, hoods))
-    slots_kernel[(batch * heads * tiles * parts,)](
-        anchors.float().contiguous(),
-        keys,
-        values,
-        offsets.contiguous(),
-        members.contiguous(),
-        ends.contiguous(),
-        slots.int().contiguous(),
-        log_mass,
-        out_keys,
-        out_values,
-        weight,
-        heads,
-        heads // kv_heads,
-        cq,
-        slots.shape[-1],
-        count,
-        room,
-        single,
-        hoods,
-        cdiv(hoods, parts),
-        tiles,
-        parts,
-        scale * LOG2_E.value,
-        D=dim,
-        DV=value_dim,
-        BM=size.rows,
-        BN=size.keys,
-        BD=padded(dim),
-        BDV=padded(value_dim),
-        PRECISION="tf32x3" if max(width, values.shape[-1]) <= 128 else "tf32",  # for fp32: what fits
-        num_warps=size.warps,
-        num_stages=size.stages,
-    )
+    read = (anchors.float().contiguous(), keys, values, offsets.contiguous(), members.contiguous(), ends.contiguous())
+    tensors = (*read, slots.int().contiguous(), log_mass, out_keys, out_values, weight)
+    counts = (heads, heads // kv_heads, cq, slots.shape[-1], count, room, single, hoods)
+    sizes = (*counts, cdiv(hoods, parts), tiles, parts, scale * LOG2_E.value)
+    blocks = {"D": dim, "DV": value_dim, "BM": size.rows, "BN": size.keys, "BD": padded(dim), "BDV": padded(value_dim)}
+    fits = "tf32x3" if max(width, values.shape[-1]) <= 128 else "tf32"  # for fp32: what fits into the registers
+    slots_kernel[(batch * heads * tiles * parts,)](*tensors, *sizes, **blocks, PRECISION=fits, **size.options)
     return out_keys, out_values, weight

@@ -34,6 +34,7 @@ def small_kmeans_kernel(
     BR: tl.constexpr,
     SWAP: tl.constexpr,
 ):
+    """One program: one head, all `steps`. CENTRES = the means of the last step, LABELS and SIZES its assignment."""
     head = tl.program_id(0).to(tl.int64)
     X += head * N * R
     CENTRES += head * C * R
@@ -42,6 +43,7 @@ def small_kmeans_kernel(
     ids = tl.arange(0, BC)
     mask = (ids < C)[:, None] & (dims < R)[None, :]
     for _ in range(0, steps):
+        # the centres in two parts of fp16
         c = finite_fp16(tl.load(CENTRES + ids[:, None] * R + dims[None, :], mask=mask, other=0.0))
         half = tl.where(ids < C, tl.sum(c * c, 1) * 0.5, float("inf"))
         c_high = c.to(tl.float16)
@@ -50,6 +52,7 @@ def small_kmeans_kernel(
         sizes = tl.zeros([BC], tl.int32)
         for first in tl.range(0, N, BN, num_stages=1):
             rows = first + tl.arange(0, BN)
+            # BN rows in two parts, and their products with all centres
             x_mask = (rows < N)[:, None] & (dims < R)[None, :]
             x = finite_fp16(tl.load(X + rows[:, None] * R + dims[None, :], mask=x_mask, other=0.0))
             high = x.to(tl.float16)
@@ -62,10 +65,12 @@ def small_kmeans_kernel(
                 products = tl.dot(c_high, tl.trans(high))  # [BC, BN]
                 products = tl.dot(c_low, tl.trans(high), products)
                 products = tl.dot(c_high, tl.trans(low), products)
+            # the nearest centre, the lowest index among ties
             distance = half[:, None] - products
             least = tl.min(distance, 0)
             label = tl.min(tl.where(distance == least[None, :], ids[:, None], C), 0)
             label = tl.where(least == float("inf"), 0, label)
+            # the sums of the rows of each centre
             mine = (ids[:, None] == label[None, :]) & (rows < N)[None, :]
             one_hot = mine.to(tl.float32).to(tl.float16)
             sums = tl.dot(one_hot, high, sums)
@@ -93,21 +98,7 @@ def small_kmeans(x: Tensor, centres: Tensor, steps: int) -> tuple[Tensor, Tensor
     labels = torch.empty(heads, count, dtype=torch.long, device=x.device)
     sizes = torch.empty(heads, centres.shape[1], dtype=torch.long, device=x.device)
     alone = architecture() not in WARP_GROUP_GPUS  # warps multiply one by one
-    small_kmeans_kernel[(heads,)](
-        x.contiguous(),
-        centres,
-        centres,
-        labels,
-        sizes,
-        count,
-        centres.shape[1],
-        steps,
-        R=rank,
-        BN=16 if alone else 32,
-        BC=padded(centres.shape[1]),
-        BR=padded(rank),
-        SWAP=alone,
-        num_warps=8,
-        num_stages=1,
-    )
+    tensors = (x.contiguous(), centres, centres, labels, sizes)
+    blocks = {"R": rank, "BN": 16 if alone else 32, "BC": padded(centres.shape[1]), "BR": padded(rank), "SWAP": alone}
+    small_kmeans_kernel[(heads,)](*tensors, count, centres.shape[1], steps, **blocks, num_warps=8, num_stages=1)
     return labels, centres, sizes

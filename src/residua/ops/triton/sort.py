@@ -29,6 +29,7 @@ def count_kernel(
     STRETCH: tl.constexpr,
     BINS: tl.constexpr,
 ):
+    """One program: one stretch of tokens of a head. COUNTS = how many of them have each label."""
     pid = tl.program_id(0)
     head = (pid // stretches).to(tl.int64)
     at = pid % stretches * STRETCH + tl.arange(0, STRETCH)
@@ -48,6 +49,8 @@ def starts_kernel(
     bins,
     BINS: tl.constexpr,
 ):
+    """One program: one head. BEFORE = running sums of the counts over its stretches, OFFSETS = running sums of the
+    totals over its labels."""
     head = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BINS)
     here = places < bins
@@ -73,6 +76,7 @@ def place_kernel(
     STRETCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """One program: one stretch of tokens of a head. Puts them into ORDER, BLOCK tokens at a time."""
     pid = tl.program_id(0)
     head = (pid // stretches).to(tl.int64)
     BEFORE += pid.to(tl.int64) * bins
@@ -123,20 +127,8 @@ def sort_labels(
     counts = torch.empty(rows, stretches, bins, dtype=torch.int32, device=labels.device)
     before = torch.empty_like(counts)
     grid, room = (rows * stretches,), padded(bins)
-    count_kernel[grid](labels, counts, count, groups, stretches, bins, STRETCH=stretch, BINS=room, num_warps=4)
-    starts_kernel[(rows,)](counts, before, offsets, stretches, bins, BINS=room, num_warps=4)
-    place_kernel[grid](
-        labels,
-        before,
-        offsets,
-        counts,
-        order,
-        count,
-        groups,
-        stretches,
-        bins,
-        STRETCH=stretch,
-        BLOCK=block,
-        num_warps=4,
-    )
+    sizes = (groups, stretches, bins)
+    count_kernel[grid](labels, counts, count, *sizes, STRETCH=stretch, BINS=room)
+    starts_kernel[(rows,)](counts, before, offsets, stretches, bins, BINS=room)
+    place_kernel[grid](labels, before, offsets, counts, order, count, *sizes, STRETCH=stretch, BLOCK=block)
     return order, offsets

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device_functions import load_matrix
 from .shapes import padded
 
 MAX_SIZE, MAX_RANK = 128, 64
@@ -59,13 +60,11 @@ def multiply(MATRIX, SOURCE, TARGET, shift, size, n, rank, BN: tl.constexpr, BR:
     rows = tl.arange(0, BN)
     cols = tl.arange(0, BR)
     own = (rows < n)[:, None] & (cols < rank)[None, :]
-    y = tl.load(SOURCE + rows[:, None] * rank + cols[None, :], mask=own, other=0.0) * shift
+    y = load_matrix(SOURCE, rows, cols, n, rank) * shift
     for first in tl.range(0, n, BK, num_stages=1):
         inner = first + tl.arange(0, BK)
-        mask = (rows < n)[:, None] & (inner < n)[None, :]
-        a = tl.load(MATRIX + rows[:, None] * n + inner[None, :], mask=mask, other=0.0) / size
-        mask = (inner < n)[:, None] & (cols < rank)[None, :]
-        b = tl.load(SOURCE + inner[:, None] * rank + cols[None, :], mask=mask, other=0.0)
+        a = load_matrix(MATRIX, rows, inner, n, n) / size
+        b = load_matrix(SOURCE, inner, cols, n, rank)
         y = tl.dot(a, b, y, input_precision="tf32x3")
     tl.debug_barrier()  # SOURCE may be TARGET
     tl.store(TARGET + rows[:, None] * rank + cols[None, :], y, mask=own)
@@ -79,9 +78,8 @@ def inner_products(LEFT, RIGHT, n, rank, BR: tl.constexpr, BK: tl.constexpr):
     gram = tl.zeros([BR, BR], tl.float32)
     for first in tl.range(0, n, BK, num_stages=1):
         rows = first + tl.arange(0, BK)
-        mask = (rows < n)[:, None] & (cols < rank)[None, :]
-        left = tl.load(LEFT + rows[:, None] * rank + cols[None, :], mask=mask, other=0.0)
-        right = tl.load(RIGHT + rows[:, None] * rank + cols[None, :], mask=mask, other=0.0)
+        left = load_matrix(LEFT, rows, cols, n, rank)
+        right = load_matrix(RIGHT, rows, cols, n, rank)
         gram = tl.dot(tl.trans(left), right, gram, input_precision="tf32x3")
     return gram
 
@@ -117,21 +115,23 @@ def subspace_kernel(
     BK: tl.constexpr,
     FACTOR: tl.constexpr,  # F with F F^T = the matrix in that space, over its mean eigenvalue; or the basis
 ):
+    """One program: one matrix. OUT = an orthonormal basis of its leading eigenspace, or the factor of the matrix in it,
+    by an orthogonal iteration."""
     head = tl.program_id(0).to(tl.int64)
     MATRIX += head * n * n
     OUT += head * n * rank
     WORK += head * n * rank
     rows = tl.arange(0, BN)
     cols = tl.arange(0, BR)
+    # the largest entry, by which the matrix is divided
     size = tl.zeros([BN], tl.float32)
     for first in tl.range(0, n, BK, num_stages=1):
         inner = first + tl.arange(0, BK)
-        mask = (rows < n)[:, None] & (inner < n)[None, :]
-        entries = tl.load(MATRIX + rows[:, None] * n + inner[None, :], mask=mask, other=0.0)
+        entries = load_matrix(MATRIX, rows, inner, n, n)
         size = tl.maximum(size, tl.max(tl.abs(entries), 1))
     size = tl.maximum(tl.max(size, 0), 1e-37)
     # the first columns of the cosine transform: orthonormal, dense, the same on every device
-    # counted in whole quarters of 1 / n turns
+    # (counted in whole quarters of 1 / n turns)
     start = cosine(((2 * rows + 1)[:, None] * cols[None, :] % (4 * n)).to(tl.float32) / (4 * n)) * length
     own = (rows < n)[:, None] & (cols < rank)[None, :]
     tl.store(OUT + rows[:, None] * rank + cols[None, :], start, mask=own)
@@ -142,6 +142,7 @@ def subspace_kernel(
             multiply(MATRIX, OUT, OUT, shift, size, n, rank, BN, BR, BK)
         inverse = inverse_root(inner_products(OUT, OUT, n, rank, BR, BK), rank, BR, floor)
         turn_columns(OUT, OUT, inverse, n, rank, BR, BK)
+    # F = basis @ upper with upper^T upper = basis^T matrix basis / mean
     if FACTOR:
         multiply(MATRIX, OUT, WORK, 0.0, size, n, rank, BN, BR, BK)
         gram = inner_products(OUT, WORK, n, rank, BR, BK)
@@ -166,21 +167,8 @@ def leading_space(matrix: Tensor, rank: int, factor: bool) -> Tensor:
     flat = matrix.float().reshape(-1, size, size).contiguous()
     out = torch.empty(*flat.shape[:2], rank, dtype=torch.float32, device=matrix.device)
     if out.numel():
-        subspace_kernel[(flat.shape[0],)](
-            flat,
-            out,
-            torch.empty_like(out),
-            size,
-            rank,
-            ROUNDS,
-            SHIFT,
-            PIVOT,
-            math.sqrt(2 / size),
-            BN=padded(size),
-            BR=padded(rank),
-            BK=16,
-            FACTOR=factor,
-            num_warps=8,
-            num_stages=1,
-        )
+        sizes = (size, rank, ROUNDS, SHIFT, PIVOT, math.sqrt(2 / size))
+        blocks = {"BN": padded(size), "BR": padded(rank), "BK": 16, "FACTOR": factor}
+        work = torch.empty_like(out)
+        subspace_kernel[(flat.shape[0],)](flat, out, work, *sizes, **blocks, num_warps=8, num_stages=1)
     return out.view(*matrix.shape[:-1], rank)

@@ -114,7 +114,7 @@ def test_cells_are_put_into_buckets_once_and_never_sorted(default):
     """torch would sort the cells of all heads together, and then by head: ten passes over them."""
     assert not [op.name for op in default.operations if op.name in ("sort", "argsort", "topk")]
     routing = [x.name for x in default.launches if x.stage == "routing"]
-    assert [routing.count(name) for name in ("worth", "count", "starts", "place", "fill")] == [1] * 5
+    assert [routing.count(name) for name in ("priority", "count", "starts", "place", "fill")] == [1] * 5
 
 
 def test_a_short_call_launches_no_more_than_a_long_one(default):

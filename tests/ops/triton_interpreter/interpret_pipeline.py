@@ -12,7 +12,18 @@ from residua.ops import self_test
 from residua.ops.triton.backend import TritonBackend
 from residua.types import Choice, Partition, Route
 
-SETTINGS = {"query_groups": 5, "kv_groups": 11, "kmeans_cold": 3, "probes": 8, "residual_rank": 4, "density": 0.4}
+# The rules of a GPU: what users of these kernels run. So short a call pays for anchors at small ranks only.
+SETTINGS = {
+    "rules": "gpu",
+    "query_groups": 5,
+    "kv_groups": 11,
+    "query_rank": 8,
+    "drift_rank": 4,
+    "kmeans_cold": 3,
+    "probes": 8,
+    "residual_rank": 4,
+    "density": 0.4,
+}
 
 
 def call(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -13,7 +13,7 @@ import residua
 from residua import Config, attention
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.method.route import route_cells
 from residua.method.stages import SizedCall
 from residua.ops import backends
@@ -36,9 +36,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def stages(q, k, v, config):
     call = validate(q, k, v)
-    grouping = group_tokens(SizedCall.of(call, config, Backend()))
-    probes = SizedCall.of(call, config, Backend()).sizes.probes
-    return grouping, route_cells(call, grouping, config.density, probes, config.score, Backend())
+    sized = SizedCall.of(call, config, Backend())
+    grouping = group_tokens(sized)
+    return grouping, route_cells(sized.grouped(grouping)).route
 
 
 @pytest.mark.parametrize("partition", ["response", "key-response", "semantic"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from residua import attention
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 from tests.support.oracle import masked_attention, qkv, small
 
 pytestmark = pytest.mark.usefixtures("every_backend")

@@ -15,6 +15,7 @@ from residua.method.row_error import row_errors
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.synthetic import VideoLike, video_like
+from tests.support.making import in_groups
 from tests.support.oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
 
 pytestmark = pytest.mark.usefixtures("every_backend")
@@ -57,7 +58,7 @@ def test_at_a_low_density_rows_see_their_cells_and_every_pinned_key(spans):
     out, receipt = attention(q, k, v, config, **spans, return_receipt=True)
     checked = validate(q, k, v, **spans)
     grouping = group_tokens(SizedCall.of(checked, config, Backend()))
-    route = route_cells(checked, grouping, 0.4, 0, "mass", Backend())
+    route = route_cells(in_groups(checked, grouping, config=config.replace(density=0.4), probes=0)).route
     seen = route_mask(route, 240, 260)
     for start, stop in checked.pinned_keys.ranges:
         seen[..., start:stop] = True

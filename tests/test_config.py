@@ -9,7 +9,7 @@ import math
 import pytest
 
 from residua import Config, InputError
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 
 
 def test_the_papers_settings():

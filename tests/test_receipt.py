@@ -16,6 +16,7 @@ from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.receipt import Pairs, count_pairs
 from residua.util.stopwatch import Stopwatch
+from tests.support.making import in_groups
 from tests.support.oracle import paper, qkv, random_route, route_mask, small
 
 
@@ -46,7 +47,7 @@ def test_executed_density_is_routed_density_plus_probe_share(density):
     _, receipt = attention(q, k, v, config, return_receipt=True)
     call = validate(q, k, v)
     grouping = group_tokens(SizedCall.of(call, config, Backend()))
-    route = route_cells(call, grouping, density, 16, config.score, Backend())
+    route = route_cells(in_groups(call, grouping, config=config.replace(density=density), probes=16)).route
     rho_route = route_mask(route, 400, 350).double().mean((-2, -1))
     assert torch.allclose(receipt.per_head.density("routed").double(), rho_route, atol=1e-6)
     assert torch.allclose(receipt.per_head.density().double(), rho_route + 16 / 400, atol=1e-6)
@@ -121,7 +122,7 @@ def test_receipts_are_frozen_and_serialise():
         receipt.error = 0.0
 
 
-STAGES = ["grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows"]
+STAGES = ["budget", "grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows"]
 
 
 @pytest.mark.parametrize("reconstruction", ["none", "probe", "tail", "anchored"])

@@ -23,7 +23,7 @@ import residua
 from residua import Config
 from residua.method.grouping.partition import group_tokens
 from residua.method.naive_paper import PaperResult, PaperSettings, paper
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.method.rules import CPU
 from residua.method.sizes import resolve
 from residua.method.stages import SizedCall

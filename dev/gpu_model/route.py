@@ -13,7 +13,6 @@ from residua.config import Config
 from residua.method import budget
 from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
-from residua.method.reconstruction import RECONSTRUCTIONS
 from residua.method.rules import GPU
 from residua.method.sizes import resolve
 from residua.method.stages import SizedCall
@@ -66,9 +65,8 @@ def real_route(tokens: int, head_dim: int, density: float, concentration: str = 
     # as many groups as on a GPU
     with torch.no_grad(), backend.session() as bound:
         sized = replace(SizedCall.of(call, config, bound), sizes=resolve(config, call, GPU))
-        grouped = sized.grouped(group_tokens(sized), budget.allowance(call, config))
-        method, _ = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
-        return method.route(grouped).route
+        found = budget.decide(sized, None)
+        return found.method.route(sized.grouped(group_tokens(sized), found.allowed)).route
 
 
 def count_tiles(route: Route, rows: int, keys: int, low: bool) -> RouteTiles:

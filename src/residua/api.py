@@ -9,12 +9,10 @@ from torch import Tensor
 
 from .config import Config
 from .errors import InputError
-from .method import budget
-from .method.extremes import give_back, tame
+from .method import budget as budgets
+from .method.extremes import rescale, restore
 from .method.grouping.reuse import group_again, keep
 from .method.inputs import Spans, key_padding, refuse_settings, refuse_unsupported, validate
-from .method.reconstruction import RECONSTRUCTIONS
-from .method.rules import choose_rules
 from .method.stages import SizedCall
 from .ops.backend import Backend, Demand
 from .ops.check import check_route, check_summary
@@ -26,18 +24,17 @@ from .util.stopwatch import Stopwatch
 
 
 def sparse_attention(
-    call: Call, config: Config, state: State | None, backend: Backend, stopwatch: Stopwatch, wants_receipt: bool
+    sized: SizedCall, state: State | None, stopwatch: Stopwatch, wants_receipt: bool
 ) -> tuple[Tensor, Receipt | None]:
     """Runs the stages: returns the output [B, H, Nq, Dv], and a receipt if one is wanted."""
-    stage = stopwatch.stage
-    sized = SizedCall.of(call, config, backend)
-    memory = state.memory(call, config) if state else None
+    call, config, backend, stage = sized.call, sized.config, sized.backend, stopwatch.stage
+    with stage("budget"):
+        budget = budgets.decide(sized, state)
+        method = budget.method
     with stage("grouping"):
-        by_place = RECONSTRUCTIONS[config.reconstruction].places_probes_by_coordinates(config)
-        grouping = group_again(sized, memory, keep_coordinates=by_place)
-    grouped = sized.grouped(grouping, budget.allowance(call, config))
-    method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(grouped)
-    grouped = budget.moved(grouped, method, state)
+        memory = state.memory(call, config) if state else None
+        grouping = group_again(sized, memory, keep_coordinates=method.places_probes_by_coordinates(config))
+        grouped = sized.grouped(grouping, budget.allowed)
     with stage("routing"):
         routing = method.route(grouped)
     with stage("summary"):
@@ -45,9 +42,8 @@ def sparse_attention(
     with stage("probes"):
         verdict = method.judge(grouped, routing, summary)
     with stage("attention"):
-        out, _ = backend.attend(
-            call.q, call.k, call.v, verdict.route, call.scale, verdict.summary, method.output_dtype(grouped)
-        )
+        out_dtype = method.output_dtype(grouped)
+        out, _ = backend.attend(call.q, call.k, call.v, verdict.route, call.scale, verdict.summary, out_dtype)
         backend.release()
     with stage("reconstruction"):
         out, error = method.finish(grouped, verdict, out)
@@ -55,7 +51,7 @@ def sparse_attention(
         _fill_exact(out, call, backend)
     if state:
         state.remember(call, config, keep(sized, grouping))
-        budget.learn(state, grouped, verdict, method)
+        budgets.learn(sized, budget, verdict, state)
     if not wants_receipt:
         return out, None
     return out, Receipt.of(
@@ -64,14 +60,14 @@ def sparse_attention(
         backend.name,
         stopwatch.timings,
         verdict.route,
-        allowed=grouped.allowed,
+        allowed=budget.allowed,
         beside={**method.costs(grouped, routing), **verdict.costs()},
         probe_rows=verdict.probes.rows if verdict.probes else None,
         error_per_head=error,
         choice_per_head=verdict.choice,
         reused_per_head=grouping.reused,
         warm=memory is not None and not memory.borrowed,
-        clamps=(*sized.sizes.notes, *notes),
+        clamps=(*sized.sizes.notes, *budget.notes),
     )
 
 
@@ -156,17 +152,15 @@ def attention(
     chosen = choose_backend(config.backend, Demand.of(call))
     stopwatch = Stopwatch(time_stages, q.device)
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False), chosen.session() as backend:
-        rules = choose_rules(config, call)
-        call, power = tame(call, rules, backend)
+        sized, power = rescale(SizedCall.of(call, config, backend))
         if call.routable:
-            out, receipt = sparse_attention(call, config, state, backend, stopwatch, return_receipt)
+            out, receipt = sparse_attention(sized, state, stopwatch, return_receipt)
         else:
-            out, receipt = exact_attention(call, backend), None
-        passes_on = config.reconstruction != "none"
-        out = give_back(out, call, power, passes_on, rules, backend)
+            out, receipt = exact_attention(sized.call, backend), None
+        out = restore(out, sized, power)
     if not return_receipt:
         return out
-    return out, receipt or Receipt.of(call, config, backend.name, stopwatch.timings)
+    return out, receipt or Receipt.of(sized.call, config, backend.name, stopwatch.timings)
 
 
 def exact_attention(call: Call, backend: Backend) -> Tensor:

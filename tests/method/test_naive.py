@@ -7,7 +7,7 @@ import torch
 
 import residua
 from residua.method import naive
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.ops.select import backends
 from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
 from tests.support.making import grouped_call

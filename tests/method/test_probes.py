@@ -14,6 +14,7 @@ from residua.method.probes import choose_rows, coverage_weights, take_probes, vi
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.ops.select import backends
+from tests.support.making import in_groups
 from tests.support.oracle import choose_probes, masked_attention, normal, qkv, small
 
 
@@ -155,7 +156,7 @@ def test_probes_are_dense_rows_and_never_exact_queries(dtype):
     call = validate(q, k, v, exact_queries=[(0, 10), (50, 60)], pinned_keys=(0, 4), key_mask=mask)
     config = small()
     grouping = group_tokens(SizedCall.of(call, config, Backend()))
-    probes = take_probes(call, grouping, 16, "stratified", "spread", Backend())
+    probes = take_probes(in_groups(call, grouping, config=config, probes=16), "stratified")
     dense, _ = masked_attention(q, k, v, mask[:, None, None])
     rows = probes.rows
     assert not ((rows < 10) | ((rows >= 50) & (rows < 60))).any()

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from residua import Config, Partition, attention
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
-from residua.method.reconstruction import RECONSTRUCTIONS
-from residua.method.route import cell_scores, cells_within, group_worth, pair_budget, route_cells
+from residua.method.reconstructions import RECONSTRUCTIONS
+from residua.method.route import best_cells, cell_scores, group_priority, pair_budget, route_cells
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from tests.support.making import grouped_call, grouping_of, in_groups, spend
@@ -26,7 +26,7 @@ def grouped(call, config):
 
 
 def route_of(call, config, probes=0):
-    return route_cells(call, grouped(call, config), config.density, probes, config.score, Backend())
+    return route_cells(in_groups(call, grouped(call, config), config=config, probes=probes)).route
 
 
 def greedy(log_share, query_sizes, kv_sizes, budget):
@@ -152,7 +152,7 @@ def test_scores_against_loops(score):
     mask = torch.arange(70)[None].expand(2, -1) < torch.tensor([[70], [50]])
     call = validate(q, k, v, key_mask=mask, scale=0.7)
     grouping = grouped(call, small(query_groups=4, kv_groups=9))
-    found = cell_scores(call, grouping, score, Backend())
+    found = cell_scores(in_groups(call, grouping, config=Config(score=score)))
     for b in range(2):
         for h in range(4):
             for a in range(4):
@@ -223,7 +223,7 @@ def test_a_query_row_that_is_not_finite_does_not_decide_for_its_group():
     q, k, v = qkv()
     q[0, 0, 7] = torch.nan
     call = validate(q, k, v)
-    scores = cell_scores(call, grouped(call, small()), "mass", Backend())
+    scores = cell_scores(in_groups(call, grouped(call, small())))
     assert not scores.isnan().any()
 
 
@@ -246,7 +246,7 @@ def test_a_budget_per_query_group_gives_every_row_as_many_keys():
     kv_sizes = route.kv.sizes[:, :, None]  # [B, H, 1, Ck]
     seen = (route.cells * kv_sizes).sum(-1)  # [B, H, Cq], keys of a row
     wanted = 0.3 * 280
-    scores = cell_scores(grouped.call, grouped.grouping, "mass", grouped.backend)
+    scores = cell_scores(grouped)
     worst_kept = torch.where(route.cells, scores, torch.inf).argmin(-1, keepdim=True)
     without_last = seen - kv_sizes.expand_as(route.cells).gather(-1, worst_kept)[..., 0]
     assert (seen >= wanted).all() and (without_last < wanted).all()
@@ -259,8 +259,10 @@ def test_value_error_scores_a_group_by_mass_and_by_how_its_values_differ():
     q, k, v = qkv(1, 4, 2, 90, 80)
     mask = torch.arange(80)[None] < 70
     grouped = grouped_call(q, k, v, small(reconstruction="none"), key_mask=mask)
-    found = cell_scores(grouped.call, grouped.grouping, "value-error", grouped.backend)
-    plain = cell_scores(grouped.call, grouped.grouping, "centroid", grouped.backend)
+    found, plain = (
+        cell_scores(replace(grouped, config=grouped.config.replace(score=score)))
+        for score in ("value-error", "centroid")
+    )
     labels = grouped.grouping.kv.labels
     for h in range(4):
         for b in range(grouped.grouping.kv.groups):
@@ -291,49 +293,49 @@ def spread_call(spreads):
     return call, grouping_of(call, query, Partition.from_labels(labels[None, None], len(spreads)))
 
 
-def test_a_group_is_worth_what_a_summary_of_it_would_miss():
+def test_the_priority_of_a_group_is_what_a_summary_of_it_would_miss():
     spreads = (0.5, 1.0, 2.0, 4.0)
-    worth = group_worth(in_groups(*spread_call(spreads)))[0, 0]
+    priority = group_priority(in_groups(*spread_call(spreads)))[0, 0]
     wanted = torch.tensor(spreads).log() * 2  # spread of the keys times spread of the values
-    assert torch.allclose(worth.diff(), wanted.diff(), atol=0.25)
+    assert torch.allclose(priority.diff(), wanted.diff(), atol=0.25)
 
 
 def test_of_groups_with_the_same_mass_the_one_with_more_spread_is_kept():
     call, grouping = spread_call((0.5, 2.0, 0.5, 1.0))
-    worth = group_worth(in_groups(call, grouping))
+    grouped = in_groups(call, grouping)
+    priority = group_priority(grouped)
     mass = torch.zeros(1, 2, 1, 4)
     budget = torch.full((1, 2), 2 * 32 * 64)
-    per_head, per_group = (
-        cells_within(call, grouping, mass, [budget], scope, Backend(), worth)[0] for scope in ("head", "query-group")
-    )
+    scopes = [replace(grouped, config=Config(budget_scope=scope)) for scope in ("head", "query-group")]
+    per_head, per_group = (best_cells(scoped, mass, [budget], priority)[0] for scoped in scopes)
     assert per_head[0, 0, 0].tolist() == per_group[0, 0, 0].tolist() == [False, True, False, True]
-    for scope in ("head", "query-group"):
-        found = cells_within(call, grouping, mass, [budget] * 3, scope, Backend(), worth, 1)
+    for scoped in scopes:
+        found = best_cells(scoped, mass, [budget] * 3, priority, 1)
         assert found[:, 0, 0, 0].sum(-1).tolist() == [2, 2, 2]
         assert found[0].equal(per_head) and found[1].equal(found[2])
         assert found[1, 0, 0, 0].tolist() == [True, True, False, False]  # equal masses
-    (equal,) = cells_within(call, grouping, mass, [budget], "head", Backend())
+    (equal,) = best_cells(grouped, mass, [budget])
     assert equal[0, 0, 0].tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e30])
-def test_the_worth_of_a_group_that_cannot_be_told_is_that_of_a_mean_one(value):
+def test_the_priority_of_a_group_that_cannot_be_told_is_that_of_a_mean_one(value):
     call, grouping = spread_call((1.0, 1.0, 1.0))
     call.v[0, 0, 64:128] = value
-    worth = group_worth(in_groups(call, grouping))[0, 0]
-    assert worth.isfinite().all()
-    assert worth[[0, 2]].abs().max() < 0.5
+    priority = group_priority(in_groups(call, grouping))[0, 0]
+    assert priority.isfinite().all()
+    assert priority[[0, 2]].abs().max() < 0.5
     if value != 1e30:  # whose values are all alike
-        assert worth[1].abs() < 0.5
+        assert priority[1].abs() < 0.5
 
 
-def test_masked_keys_are_worth_nothing():
+def test_masked_keys_have_no_priority():
     call, grouping = spread_call((1.0, 2.0, 3.0))
     labels = grouping.kv.labels.clone()
     labels[..., 10::3] = -1
     kv = Partition.from_labels(labels, 3)
-    worth = [group_worth(in_groups(call, grouping_of(call, grouping.query, kv)))]
+    priority = [group_priority(in_groups(call, grouping_of(call, grouping.query, kv)))]
     call.k[..., 10::3, :], call.v[..., 10::3, :] = torch.nan, 7.0
     again = replace(grouping_of(call, grouping.query, kv), kv_centroids=grouping.kv_centroids)
-    worth.append(group_worth(in_groups(call, again)))
-    assert torch.equal(*worth)
+    priority.append(group_priority(in_groups(call, again)))
+    assert torch.equal(*priority)

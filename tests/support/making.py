@@ -10,7 +10,7 @@ from torch import Tensor
 from residua import Config, Partition, Route
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.method.stages import GroupedCall, SizedCall, Verdict
 from residua.ops.backend import Backend, TorchBackend
 from residua.types import Call, Grouping

@@ -85,8 +85,8 @@ class HardDrop(Own):
     def run(self, task: Task) -> Outcome:
         """The same stages as in `residua.attention`, for their route."""
         config = task.on_equal_terms(self.settings(task.config))
-        grouping = response_groups(task, config)
-        route = route_cells(task.call, grouping, config.density, 0, config.score, task.backend)
+        sized = SizedCall.of(task.call, config, task.backend)
+        route = route_cells(sized.grouped(response_groups(task, config))).route
         out, lse = task.attend(route)
         prediction = 0 if config.density == 1.0 else task.heads * route.query.groups * task.keys
         products = {"prediction": prediction, "grouping": response_products(task, config)}

@@ -15,27 +15,25 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..ops.backend import Backend
 from ..types import Call
-from .rules import Rules
+from .stages import SizedCall
 
 HUGE = 2.0**40  # larger numbers are scaled to about 1; squares and sums of smaller ones are finite in fp32
 MAX_SCALE = 2.0**50  # only the order of such scores matters, and their squares are finite in fp32
 
 
-def tame(call: Call, rules: Rules, backend: Backend) -> tuple[Call, int]:
+def rescale(sized: SizedCall) -> tuple[SizedCall, int]:
     """The call with huge numbers scaled to about 1, and with a record of what is not finite.
 
     Args:
-        call: The call.
-        rules: Whether the host may wait for the answer.
-        backend: Looks at the rows.
+        sized: The call; it is returned as it is if the host must not wait for the sizes of its numbers.
 
     Returns:
         The call, and the power of two that its output must be multiplied with.
     """
-    if not (rules.host_may_wait and call.q.numel() and call.k.numel()):
-        return call, 0
+    call, backend = sized.call, sized.backend
+    if not (sized.rules.host_may_wait and call.q.numel() and call.k.numel()):
+        return sized, 0
     (peak_q, _), (peak_k, good_k), (peak_v, good_v) = (backend.row_peaks(x) for x in (call.q, call.k, call.v))
     hidden = None if call.key_mask is None else ~call.key_mask[:, None]
     if hidden is not None:  # padding does not count
@@ -49,33 +47,33 @@ def tame(call: Call, rules: Rules, backend: Backend) -> tuple[Call, int]:
         scale = math.ldexp(call.scale, min(sum(powers), 900))
         scale = math.copysign(min(abs(scale), MAX_SCALE), scale)
         call = replace(call, q=_shrunk(call.q, powers[0]), k=_shrunk(call.k, powers[1]), scale=scale)
-    if largest_v <= HUGE:
-        return call, 0
-    power = _power(largest_v)
-    return replace(call, v=_shrunk(call.v, power)), power
+    power = _power(largest_v) if largest_v > HUGE else 0
+    if power:
+        call = replace(call, v=_shrunk(call.v, power))
+    return replace(sized, call=call), power
 
 
-def give_back(out: Tensor, call: Call, power: int, passes_on: bool, rules: Rules, backend: Backend) -> Tensor:
+def restore(out: Tensor, sized: SizedCall, power: int) -> Tensor:
     """The output in the units of the user's values, with NaN where dense attention would have NaN.
 
     Args:
-        out: [B, H, Nq, Dv] as computed from the tamed call.
-        call: The tamed call.
-        power: As from `tame`.
-        passes_on: Whether values that are not finite reach every row, even from skipped groups.
-        rules: As for `tame`.
-        backend: Changes the output where it must.
+        out: [B, H, Nq, Dv] as computed from the rescaled call.
+        sized: The rescaled call.
+        power: As from `rescale`.
 
     Returns:
         The output; entries without any key are 0.
     """
+    call, backend = sized.call, sized.backend
+    # whether values that are not finite reach every row, even from skipped groups
+    passes_on = sized.config.reconstruction != "none"
     if power:
         limit = torch.finfo(out.dtype).max
         half = power // 2  # 2**power alone may be too large even for fp64
         grown = out.double() * 2.0**half * 2.0 ** (power - half)
         out = torch.where(out.isfinite(), grown.clamp(-limit, limit), grown).to(out.dtype)
     broken = call.broken_channels
-    if broken is None and passes_on and not rules.host_may_wait:
+    if broken is None and passes_on and not sized.rules.host_may_wait:
         broken = backend.lost_channels(call.v, call.key_mask)
     if broken is not None and passes_on:
         lost = broken.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]

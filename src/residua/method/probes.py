@@ -8,8 +8,9 @@ from torch import Tensor
 from ..errors import InputError
 from ..ops.backend import Backend
 from ..ops.grouping import count_labels
-from ..types import Call, Grouping, Probes
+from ..types import Probes
 from ..util.golden import spread_order
+from .stages import GroupedCall
 
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
 
@@ -115,22 +116,24 @@ def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
     return torch.where(chosen >= 0, weights, 0.0)
 
 
-def take_probes(call: Call, grouping: Grouping, count: int, policy: str, order: str, backend: Backend) -> Probes:
+def take_probes(grouped: GroupedCall, policy: str) -> Probes:
     """Selects the probes among the free query rows and evaluates them against every key."""
-    rows, weights = place_probes(call, grouping, count, policy, order, backend)
+    call, backend = grouped.call, grouped.backend
+    rows, weights = place_probes(grouped, policy)
     exact = backend.attend_rows(backend.gather_rows(call.q, rows), call.k, call.v, call.key_mask, call.scale)
     return Probes(rows, weights, exact)
 
 
-def place_probes(
-    call: Call, grouping: Grouping, count: int, policy: str, order: str, backend: Backend
-) -> tuple[Tensor, Tensor]:
+def place_probes(grouped: GroupedCall, policy: str) -> tuple[Tensor, Tensor]:
     """Rows among all query rows, and their weights; see `choose_rows`."""
+    call, grouping, count = grouped.call, grouped.grouping, grouped.sizes.probes
     if policy == "scattered":
         # rows without a group come last, so the first part of the partition's order is that of the free rows
         free = call.free_queries.count
         return _scattered(grouping.query.order, grouping.query.offsets[..., -1:], min(count, free), None)
     labels = call.free_queries.take(grouping.query.labels, 2)
-    groups = grouping.query.groups
-    rows, weights = choose_rows(grouping.coordinates, labels, groups, count, policy, order=order, backend=backend)
+    groups, order = grouping.query.groups, grouped.config.probe_order
+    rows, weights = choose_rows(
+        grouping.coordinates, labels, groups, count, policy, order=order, backend=grouped.backend
+    )
     return call.free_queries.index(call.q.device)[rows], weights

@@ -7,38 +7,52 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ops.backend import Backend
-from ..types import Call, Grouping, HeadCost, Route
-from .stages import GroupedCall
+from ..types import Call, HeadCost, Route
+from .stages import GroupedCall, Routing, SizedCall
+
+PRIORITY_EVERY = 4  # keys in group order, of which at most one is looked at
 
 
-def cell_scores(call: Call, grouping: Grouping, score: str, backend: Backend) -> Tensor:
-    """Log of the attention mass of every K/V group at the centroid of every query group.
+def route_cells(grouped: GroupedCall) -> Routing:
+    """The best cells that the pair budget of every head pays for."""
+    if grouped.config.skips_nothing:
+        return Routing(keep_all(grouped))
+    log_mass = cell_scores(grouped)
+    budget = pair_budget(grouped.call, grouped.allowed, grouped.sizes.probes)
+    (cells,) = best_cells(grouped, log_mass, [budget])
+    return Routing(route_over(grouped, cells), log_mass)
+
+
+def cell_scores(grouped: GroupedCall) -> Tensor:
+    """Log of the attention mass of every K/V group at the centroid of every query group, as `Config.score` says.
 
     "mass" measures it exactly over the group's keys; "centroid" treats all keys as if they lay at the group's
     centroid; "value-error" is "centroid" times the root mean square distance of the group's values from their
     mean, which is what a centroid cannot represent.
     -> [B, H, Cq, Ck] fp32, -inf for empty K/V groups, NaN for groups with NaN or Inf among their keys
     """
+    call, grouping, score = grouped.call, grouped.grouping, grouped.config.score
     if score == "mass":
-        mass = backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
+        mass = grouped.backend.cell_mass(grouping.anchors, call.k, grouping.kv, call.scale)
     else:
-        mass = centroid_mass(call, grouping, backend)
+        kv = grouping.kv
+        mass = mass_at_anchors(grouped, grouping.kv_centroids, kv.sizes.float().log())
     if score == "value-error":
-        error = value_spread(call, grouping, backend).repeat_interleave(call.shares, dim=1)
+        error = value_spread(grouped).repeat_interleave(call.shares, dim=1)
         mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
-    return keep_broken(call, grouping, mass)
+    return keep_broken(grouped, mass)
 
 
-def keep_broken(call: Call, grouping: Grouping, log_mass: Tensor) -> Tensor:
+def keep_broken(grouped: GroupedCall, log_mass: Tensor) -> Tensor:
     """NaN, which is always kept, for the groups with NaN or Inf among their keys: an infinite key may have no
     mass at the query centroid and still dominate a row.  # [B, H, Cq, Ck]"""
-    broken = _broken_groups(call, grouping) & (grouping.kv.sizes > 0)
-    return torch.where(broken.repeat_interleave(call.shares, dim=1)[..., None, :], torch.nan, log_mass)
+    broken = _broken_groups(grouped) & (grouped.grouping.kv.sizes > 0)
+    return torch.where(broken.repeat_interleave(grouped.call.shares, dim=1)[..., None, :], torch.nan, log_mass)
 
 
-def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
+def _broken_groups(grouped: GroupedCall) -> Tensor:
     """K/V groups with NaN or Inf among their keys.  # [B, Hkv, Ck] bool"""
+    call, grouping = grouped.call, grouped.grouping
     if call.broken_keys is None:
         largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
         return ~torch.isfinite(largest)
@@ -48,23 +62,19 @@ def _broken_groups(call: Call, grouping: Grouping) -> Tensor:
     return counts.scatter_add_(-1, index, call.broken_keys.long())[..., :groups] > 0
 
 
-def centroid_mass(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
-    """Log of the mass that a K/V group would have at an anchor if all its keys lay at its centroid; -inf
-    for an empty group.  # [B, H, Cq, Ck] fp32"""
-    return mass_at_anchors(call, grouping, grouping.kv_centroids, grouping.kv.sizes.float().log(), backend)
-
-
-def mass_at_anchors(call: Call, grouping: Grouping, keys: Tensor, log_size: Tensor, backend: Backend) -> Tensor:
+def mass_at_anchors(grouped: GroupedCall, keys: Tensor, log_size: Tensor) -> Tensor:
     """Log of the mass at every anchor of one key per K/V group, each counted `log_size` times.
 
     keys [B, Hkv, Ck, D], log_size [B, Hkv, Ck] -> [B, H, Cq, Ck] fp32
     """
+    call = grouped.call
     keys, log_size = (x.repeat_interleave(call.shares, dim=1) for x in (keys, log_size))
-    return call.scale * backend.matmul(grouping.anchors, keys.mT) + log_size[..., None, :]
+    return call.scale * grouped.backend.matmul(grouped.grouping.anchors, keys.mT) + log_size[..., None, :]
 
 
-def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
+def value_spread(grouped: GroupedCall) -> Tensor:
     """Root mean square distance of the values of each K/V group from their mean.  # [B, Hkv, Ck] fp32"""
+    call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
     means = backend.group_means(call.v, grouping.kv)  # [B, Hkv, Ck, Dv]
     group = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
     off = call.v.float() - backend.gather_rows(means, group)
@@ -72,10 +82,7 @@ def value_spread(call: Call, grouping: Grouping, backend: Backend) -> Tensor:
     return square[..., 0].sqrt()
 
 
-WORTH_EVERY = 4  # keys in group order, of which one is looked at
-
-
-def group_worth(grouped: GroupedCall) -> Tensor:
+def group_priority(grouped: GroupedCall) -> Tensor:
     """Log of the error that a unit of mass in a K/V group leaves if the group is skipped and summarised.
 
     A summary is right where all keys of a group score alike, or all its values are alike. What it misses
@@ -84,24 +91,19 @@ def group_worth(grouped: GroupedCall) -> Tensor:
     of the head; 0 where it is not known.  # [B, Hkv, Ck] fp32
     """
     call, kv = grouped.call, grouped.grouping.kv
-    every, sample = WORTH_EVERY, grouped.rules.priority_keys
+    every, sample = PRIORITY_EVERY, grouped.rules.priority_keys
     if sample is not None:
         every = max(every, call.k.shape[2] // (sample * kv.groups))
     return grouped.backend.group_priority(call.k, call.v, kv, every)
 
 
-def routing_cost(call: Call, score: str, groups: tuple[int, int]) -> HeadCost:
-    """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid.
-
-    Args:
-        call: The call.
-        score: "mass" or "centroid".
-        groups: Query groups and K/V groups.
-    """
+def routing_cost(sized: SizedCall) -> HeadCost:
+    """What scoring the cells of a head costs: D products of an anchor with a key, or with a key centroid."""
+    call, (query_groups, kv_groups) = sized.call, sized.groups
     product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # as a share of a pair
-    if score == "mass":
-        return HeadCost(per_key=groups[0] * product)
-    return HeadCost(fixed=groups[0] * groups[1] * product)
+    if sized.config.score == "mass":
+        return HeadCost(per_key=query_groups * product)
+    return HeadCost(fixed=query_groups * kv_groups * product)
 
 
 def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
@@ -121,50 +123,58 @@ def pair_budget(call: Call, density: float | Tensor, probes: int) -> Tensor:
     return total - (probes + call.exact_queries.count) * keys - call.free_queries.count * pinned
 
 
-def keep_all(call: Call, grouping: Grouping) -> Route:
+def keep_all(grouped: GroupedCall) -> Route:
     """Every cell that holds anything."""
-    return Route(grouping.query, grouping.kv, _occupied(call, grouping), grouping.pinned_groups)
+    return route_over(grouped, _occupied(grouped))
 
 
-def keep_best(call: Call, grouping: Grouping, log_mass: Tensor, budget: Tensor, scope: str, backend: Backend) -> Route:
-    """Spends a budget [B, H] of pairs on the cells of every head. Every query group keeps the pinned keys.
-    Groups with NaN or Inf among their keys are always kept, because dense attention would pass these on.
-
-    log_mass [B, H, Cq, Ck] as from `cell_scores`; scope: see `Config.budget_scope`
-    """
-    (cells,) = cells_within(call, grouping, log_mass, [budget], scope, backend)
+def route_over(grouped: GroupedCall, cells: Tensor) -> Route:
+    """The route over those cells [B, H, Cq, Ck] of the groups."""
+    grouping = grouped.grouping
     return Route(grouping.query, grouping.kv, cells, grouping.pinned_groups)
 
 
-def cells_within(
-    call: Call,
-    grouping: Grouping,
+def best_cells(
+    grouped: GroupedCall,
     log_mass: Tensor,
     budgets: Sequence[Tensor],
-    scope: str,
-    backend: Backend,
-    worth: Tensor | None = None,
-    weighed: int | None = None,
+    priority: Tensor | None = None,
+    by_priority: int | None = None,
 ) -> Tensor:
-    """What `keep_best` keeps for several budgets. worth [B, Hkv, Ck]: as from `group_worth`, counts for the
-    first `weighed` of them, or for all; None: mass alone counts.  # [budgets, B, H, Cq, Ck] bool"""
-    if worth is not None and call.shares > 1:
-        worth = worth.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
+    """Spends each of some budgets [B, H] of pairs on the cells of every head, as `Config.budget_scope` says. Every
+    query group keeps the pinned keys. Groups with NaN or Inf among their keys are always kept, because dense
+    attention would pass these on.
+
+    Args:
+        grouped: The call.
+        log_mass: [B, H, Cq, Ck] as from `cell_scores`.
+        budgets: The budgets.
+        priority: [B, Hkv, Ck] as from `group_priority`; None: mass alone counts.
+        by_priority: For how many of the budgets the priority counts, the first ones; None: for all.
+
+    Returns:
+        [budgets, B, H, Cq, Ck] bool.
+    """
+    call, grouping = grouped.call, grouped.grouping
+    if priority is not None and call.shares > 1:
+        priority = priority.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
-    if scope == "head":
-        found = backend.best_cells(log_mass, grouping.query.sizes, kv_sizes, budgets, free, worth, weighed)
+    if grouped.config.budget_scope == "head":
+        found = grouped.backend.best_cells(
+            log_mass, grouping.query.sizes, kv_sizes, budgets, free, priority, by_priority
+        )
     else:
         broken = log_mass.isnan()
         plain = torch.where(broken, -torch.inf, log_mass).log_softmax(-1)[..., :free]
-        weighted = plain if worth is None else plain + worth[..., None, :free]
-        counts = len(budgets) if weighed is None else weighed
+        weighted = plain if priority is None else plain + priority[..., None, :free]
+        counts = len(budgets) if by_priority is None else by_priority
         shares = [weighted if place < counts else plain for place in range(len(budgets))]
         sizes = grouping.query.sizes, kv_sizes[..., :free]
         found = torch.stack([_spend_per_group(x, *sizes, b) for x, b in zip(shares, budgets, strict=True)])
-        found |= (broken & _occupied(call, grouping))[..., :free]
+        found |= (broken & _occupied(grouped))[..., :free]
     if grouping.pinned_groups:
-        pinned = _occupied(call, grouping)[..., free:]
+        pinned = _occupied(grouped)[..., free:]
         found = torch.cat([found, pinned.expand(len(budgets), *pinned.shape)], -1)
     return found
 
@@ -182,16 +192,8 @@ def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, b
     return kept & (query_sizes[..., None] > 0)
 
 
-def route_cells(call: Call, grouping: Grouping, density: float, probes: int, score: str, backend: Backend) -> Route:
-    """Scores the cells and keeps the best ones that `density` pays for after the probes; every head gets the
-    same budget."""
-    if density == 1.0:
-        return keep_all(call, grouping)
-    budget = pair_budget(call, density, probes)[:, None].expand(call.q.shape[:2])
-    log_mass = cell_scores(call, grouping, score, backend)
-    return keep_best(call, grouping, log_mass, budget, "head", backend)
-
-
-def _occupied(call: Call, grouping: Grouping) -> Tensor:
-    kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)
-    return (grouping.query.sizes[..., :, None] > 0) & (kv_sizes[..., None, :] > 0)  # [B, H, Cq, Ck]
+def _occupied(grouped: GroupedCall) -> Tensor:
+    """Cells that hold anything.  # [B, H, Cq, Ck] bool"""
+    grouping = grouped.grouping
+    kv_sizes = grouping.kv.sizes.repeat_interleave(grouped.call.shares, dim=1)
+    return (grouping.query.sizes[..., :, None] > 0) & (kv_sizes[..., None, :] > 0)

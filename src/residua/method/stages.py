@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..config import Config
@@ -14,10 +14,6 @@ from ..ops.backend import Backend
 from ..types import Call, Grouping, HeadCost, Probes, Route, SummaryKeys
 from .rules import Rules, choose_rules
 from .sizes import Sizes, resolve
-
-if TYPE_CHECKING:
-    from .reconstruction.centres import Centres
-    from .reconstruction.expansion import Scatter
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,14 @@ class SizedCall:
         """Query groups and K/V groups, pinned ones included."""
         return self.sizes.query_groups, self.sizes.kv_groups + int(self.call.pinned_keys.count > 0)
 
-    def grouped(self, grouping: Grouping, allowed: Tensor) -> GroupedCall:
+    def grouped(self, grouping: Grouping, allowed: Tensor | None = None) -> GroupedCall:
         """The call with its tokens in groups.
 
-        allowed [B, H] fp64: the density that each head may spend
+        allowed [B, H] fp64: the density that each head may spend; None: that of the config
         """
+        if allowed is None:
+            q = self.call.q
+            allowed = torch.full(q.shape[:2], self.config.density, dtype=torch.float64, device=q.device)
         return GroupedCall(self.call, self.config, self.rules, self.sizes, self.backend, grouping, allowed)
 
 
@@ -68,7 +67,29 @@ class GroupedCall(SizedCall):
 
     grouping: Grouping
     allowed: Tensor  # [B, H] fp64, the density that each head may spend
-    floor: Tensor | None = None  # [B, H] fp64, the least density of use to a head, if a budget moves with it
+
+
+@dataclass(frozen=True)
+class Centres:
+    """One key for each K/V group, which has the group's mass for a query q: log_size + scale * q . key."""
+
+    keys: Tensor  # [B, Hkv, Ck, D] fp32
+    values: Tensor  # [B, Hkv, Ck, Dv] fp32
+    log_size: Tensor  # [B, Hkv, Ck] fp32, -inf for an empty group
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """How far queries are from their anchors, and keys from their centroids: second moments, from samples."""
+
+    queries: Tensor  # [B, H, D, D] fp64
+    keys: Tensor  # [B, Hkv, D, D] fp64
+
+    def of_scores(self, scale: float) -> Tensor:
+        """Variance of what an expansion leaves out to first order: the score between a row's distance from its
+        anchor and a key's distance from its centroid.  # [B, H] fp64"""
+        keys = self.keys.repeat_interleave(self.queries.shape[1] // self.keys.shape[1], dim=1)
+        return scale**2 * (self.queries * keys).sum((-2, -1))
 
 
 @dataclass(frozen=True)
@@ -77,9 +98,20 @@ class Routing:
 
     route: Route
     log_mass: Tensor | None = None  # [B, H, Cq, Ck] as from `cell_scores`; None if nothing may be skipped
-    bare: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
+    without_summary: Tensor | None = None  # [B, H] bool, heads that spend the cost of a summary on pairs instead
     centres: Centres | None = None  # of the K/V groups, if their masses come from these
     scatter: Scatter | None = None  # how far tokens are from the middle of their groups; None: not looked at
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slot `index[a, b]` of query group a stands for K/V group b, among others; -1: b is kept, or empty."""
+
+    index: Tensor  # [B, H, Cq, Ck] int32
+    log_mass: Tensor  # [B, H, Cq, T] fp32, of all keys in the slot at the anchor; -inf where it is empty
+    share: Tensor  # [B, H, Cq, Ck] fp32, of the skipped mass of query group a; 0 where b is not skipped
+    near: Tensor  # [B, Hkv, Ck] int64: a group that has no slot of its own is in slot `single + near`
+    single: int  # slots below hold one K/V group each
 
 
 @dataclass(frozen=True)

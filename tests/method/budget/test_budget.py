@@ -11,8 +11,7 @@ from residua import Config, InputError, State, attention
 from residua.method.budget import bounded
 from residua.method.budget.bounded import MAX_STEP, POWER, SHARE
 from residua.method.inputs import validate
-from residua.method.reconstruction import Anchored
-from residua.method.reconstruction.summarised import MIN_BUDGET
+from residua.method.reconstructions import MIN_BUDGET, Anchored
 from residua.method.text import beside_held, without_held
 from tests.support.making import grouped_call
 from tests.support.oracle import masked_attention, normal, qkv, small, worst

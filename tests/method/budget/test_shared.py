@@ -12,7 +12,7 @@ from residua import State, attention
 from residua.config import MAX_BALANCED_DENSITY
 from residua.method.budget import SharedBudget
 from residua.method.budget.shared import POWERS, spread
-from residua.method.reconstruction import Choice
+from residua.types import Choice
 from tests.support.oracle import masked_attention, normal, small
 
 

@@ -38,6 +38,7 @@ def test_the_figures_agree_with_each_other(row):
 
 def test_every_stage_of_a_call_is_timed(row):
     assert list(row.stages_ms) == [
+        "budget",
         "grouping",
         "routing",
         "summary",

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 import residua
-from residua.method.reconstruction import RECONSTRUCTIONS
+from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.tools.cli.app import figures, readable_errors, show
 from tests.support.command import run
 

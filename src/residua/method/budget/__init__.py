@@ -8,60 +8,64 @@ comes on top, because no head could do without it. In the paper's method text pa
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...config import Config
+from ...receipt import Note
 from ...state import State
-from ...types import Call, Probes
-from ..reconstruction import Reconstruction
-from ..stages import GroupedCall, Verdict
+from ...types import Probes
+from ..reconstructions import RECONSTRUCTIONS, Reconstruction
+from ..stages import SizedCall, Verdict
 from ..text import beside_held, with_text, without_held
 from . import bounded
 from .shared import SharedBudget
 from .steps import shares_of_steps
 
-__all__ = ["SharedBudget", "allowance", "learn", "moved", "shares_of_steps"]
+__all__ = ["Budget", "SharedBudget", "decide", "learn", "shares_of_steps"]
 
 
-def allowance(call: Call, config: Config) -> Tensor:
-    """The density that each head may spend in a call of which nothing is known.  # [B, H] fp64"""
+@dataclass(frozen=True)
+class Budget:
+    """What the heads of a call may spend, and the reconstruction that this pays for."""
+
+    method: Reconstruction
+    allowed: Tensor  # [B, H] fp64, the density that each head may spend
+    minimum: Tensor | None  # [B, H] fp64, the least density of use to a head; None if budgets do not move
+    notes: tuple[Note, ...]  # for the receipt, if the reconstruction is another than the config's
+
+
+def decide(sized: SizedCall, state: State | None) -> Budget:
+    """A fixed budget, or what the errors of earlier calls say if budgets move and the state has seen any."""
+    call, config = sized.call, sized.config
+    method, notes = RECONSTRUCTIONS[config.reconstruction].affordable(sized)
     density = torch.full(call.q.shape[:2], config.density, dtype=torch.float64, device=call.q.device)
-    if config.moves_budget:
-        return beside_held(call, density)
-    return with_text(call, density) if config.summarises else density
+    if not config.moves_budget:
+        return Budget(method, with_text(call, density) if config.summarises else density, None, notes)
+    minimum = _minimum(sized, method, density)
+    if state is not None and state.knows_budget(call, config):
+        learned = state.budget
+        if config.balance:
+            learned = _shared(state).allowance(state, config.density, config.max_error, minimum)
+        density = density if learned is None else learned
+    return Budget(method, beside_held(call, density), minimum, notes)
 
 
-def moved(grouped: GroupedCall, method: Reconstruction, state: State | None) -> GroupedCall:
-    """The call with what its heads may spend by the errors of earlier calls, if budgets move."""
-    call, config = grouped.call, grouped.config
-    if state is None or not config.moves_budget or not state.knows_budget(call, config):
-        return grouped
-    learned, floor = state.budget, None
-    if config.balance:
-        floor = _floor(grouped, method)
-        learned = _shared(state).allowance(state, config.density, config.max_error, floor)
-    return grouped if learned is None else replace(grouped, allowed=beside_held(call, learned), floor=floor)
-
-
-def learn(state: State, grouped: GroupedCall, verdict: Verdict, method: Reconstruction) -> None:
+def learn(sized: SizedCall, budget: Budget, verdict: Verdict, state: State) -> None:
     """Remembers what the next call of this layer may spend, if budgets depend on earlier calls."""
-    call, config = grouped.call, grouped.config
+    call, config = sized.call, sized.config
     error = verdict.sparse_error  # of dense heads too: whether they stay dense depends on it
-    if error is None or not config.moves_budget:
+    if error is None or budget.minimum is None:
         return
-    spent = without_held(call, grouped.allowed)
-    floor = _floor(grouped, method) if grouped.floor is None else grouped.floor
-    budget = None
+    spent, learned = without_held(call, budget.allowed), None
     if config.balance:
-        pairs = float(call.q.shape[2] * call.k.shape[2])
-        _shared(state).learn(state, spent, error, _output_norm(verdict.probes), floor, pairs, config.density)
+        pairs, norm = float(call.q.shape[2] * call.k.shape[2]), _output_norm(verdict.probes)
+        _shared(state).learn(state, spent, error, norm, budget.minimum, pairs, config.density)
     else:
         assert config.max_error is not None
-        budget = bounded.next_budget(spent, error, floor, ceiling=config.density, bound=config.max_error)
-    state.remember_budget(call, config, budget)
+        learned = bounded.next_budget(spent, error, budget.minimum, ceiling=config.density, bound=config.max_error)
+    state.remember_budget(call, config, learned)
 
 
 def _shared(state: State) -> SharedBudget:
@@ -71,12 +75,12 @@ def _shared(state: State) -> SharedBudget:
     return state.shared
 
 
-def _floor(grouped: GroupedCall, method: Reconstruction) -> Tensor:
+def _minimum(sized: SizedCall, method: Reconstruction, density: Tensor) -> Tensor:
     """The least density that is of use to the heads of this call, at most the mean.  # [B, H] fp64"""
-    least, most = method.min_density(grouped), grouped.config.density
-    if isinstance(least, Tensor):
-        return least.clamp(max=most).expand_as(grouped.allowed)
-    return torch.full_like(grouped.allowed, min(least, most))
+    minimum, mean = method.min_density(sized), sized.config.density
+    if isinstance(minimum, Tensor):
+        return minimum.clamp(max=mean).expand_as(density)
+    return torch.full_like(density, min(minimum, mean))
 
 
 def _output_norm(probes: Probes | None) -> Tensor:

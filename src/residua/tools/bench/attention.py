@@ -163,8 +163,7 @@ def _checked_backend(call: Call, config: Config) -> Backend:
     backend = choose_backend(config.backend, Demand.of(call))
     with torch.no_grad():
         sized = SizedCall.of(call, config, backend)
-        grouping = group_tokens(sized)
-        route = route_cells(call, grouping, config.density, sized.sizes.probes, config.score, backend)
+        route = route_cells(sized.grouped(group_tokens(sized))).route
         out, _ = backend.attend(call.q, call.k, call.v, route, call.scale)
     error = kernel_error(call, route, out)
     allowed = ROUNDING[call.q.dtype]

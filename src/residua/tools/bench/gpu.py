@@ -17,14 +17,13 @@ from ... import __version__
 from ...api import attention
 from ...config import Config
 from ...errors import BackendError
-from ...method.budget import allowance
 from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
-from ...method.reconstruction.expansion import expand
-from ...method.reconstruction.slots import assign_slots
 from ...method.route import route_cells
 from ...method.row_error import row_errors
 from ...method.stages import Routing, SizedCall
+from ...method.summary.expansion import expand
+from ...method.summary.slots import assign_slots
 from ...ops.backend import Backend, Demand
 from ...ops.gpu_cache import remember
 from ...ops.select import backends
@@ -158,8 +157,8 @@ def primitives(
     """Each primitive as it is used inside a call, ready to be timed, and the resulting route and summary."""
     sized = SizedCall.of(call, config, backend)
     sizes, grouping = sized.sizes, group_tokens(sized)
-    grouped = sized.grouped(grouping, allowance(call, config))
-    route = route_cells(call, grouping, config.density, sizes.probes, config.score, backend)
+    grouped = sized.grouped(grouping)
+    route = route_cells(grouped).route
     batch, heads, _, dim = call.q.shape
     rank = sizes.query_rank
     factor = torch.eye(dim, rank, device=call.q.device).expand(batch, heads, dim, rank)
@@ -168,7 +167,7 @@ def primitives(
     anchors = grouping.anchors
     mass = backend.cell_mass(anchors, call.k, grouping.kv, call.scale)
     nobody = torch.zeros(batch, heads, dtype=torch.bool, device=call.q.device)
-    routing = Routing(route, mass, bare=nobody)
+    routing = Routing(route, mass, without_summary=nobody)
     slots = assign_slots(grouped, routing)
     summary = expand(grouped, routing, slots)
     share = slots.share.unflatten(1, (call.k.shape[1], call.shares)).flatten(2, 3)

@@ -21,7 +21,7 @@ from .videos import contact_sheet, difference, encode_mp4, encode_png, encode_we
 if TYPE_CHECKING:
     from ...world.physics import Physics, Track
 
-STAGES = ("grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows")
+STAGES = ("budget", "grouping", "routing", "summary", "probes", "attention", "reconstruction", "exact rows")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from ...config import Config
 from ...errors import InputError
 from ...hosts import Settings, find_quality
-from ...method.reconstruction import RECONSTRUCTIONS
+from ...method.reconstructions import RECONSTRUCTIONS
 from ...util import json_text
 from .. import doctor
 from ..metrics.physics import physics_table

@@ -13,7 +13,7 @@ from ...api import attention
 from ...config import Config
 from ...method.grouping.partition import group_tokens
 from ...method.probes import choose_rows, coverage_weights
-from ...method.reconstruction.probe import apply_fit
+from ...method.reconstructions import apply_fit
 from ...method.route import pair_budget, route_cells
 from ...method.row_error import row_errors
 from ...method.sizes import Sizes
@@ -102,8 +102,8 @@ class Subject:
         if grouping is None and config in self._sparse:
             return self._sparse[config]
         groups = self.group(config) if grouping is None else grouping
-        probes = self.sizes(config).probes
-        route = route_cells(self.call, groups, config.density, probes, config.score, self.backend)
+        sized = SizedCall.of(self.call, config, self.backend)
+        probes, route = sized.sizes.probes, route_cells(sized.grouped(groups)).route
         out, lse = self.backend.attend(
             self.call.q, self.call.k, self.call.v, route, self.call.scale, out_dtype=torch.float32
         )

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from residua import Config, attention
-from residua.method.reconstruction import Choice
 from residua.ops import backends
 from residua.synthetic import VideoLike, video_like
-from residua.types import Drift, SummaryKeys
+from residua.types import Choice, Drift, SummaryKeys
 from tests.support.making import grouped_call, stages
 from tests.support.oracle import expand_heads, masked_attention, normal, qkv, small, worst
 

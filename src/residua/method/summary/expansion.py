@@ -3,39 +3,23 @@ and value of every slot at its anchor, and how they drift as a row leaves the an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ...ops.backend import Backend
 from ...types import Drift, HeadCost, Partition, SummaryKeys
-from ..stages import GroupedCall, Routing, SizedCall
-from .slots import Slots
+from ..stages import GroupedCall, Routing, Scatter, SizedCall, Slots
 
 SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
 
 
-@dataclass(frozen=True)
-class Scatter:
-    """How far queries are from their anchors, and keys from their centroids: second moments, from samples."""
-
-    queries: Tensor  # [B, H, D, D] fp64
-    keys: Tensor  # [B, Hkv, D, D] fp64
-
-    @staticmethod
-    def of(grouped: GroupedCall) -> Scatter:
-        call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
-        return Scatter(
-            _spread(call.q, grouping.query, grouping.anchors, backend),
-            _spread(call.k, grouping.kv, grouping.kv_centroids, backend),
-        )
-
-    def of_scores(self, scale: float) -> Tensor:
-        """Variance of what the expansion leaves out to first order: the score between a row's distance from
-        its anchor and a key's distance from its centroid.  # [B, H] fp64"""
-        keys = self.keys.repeat_interleave(self.queries.shape[1] // self.keys.shape[1], dim=1)
-        return scale**2 * (self.queries * keys).sum((-2, -1))
+def measure_scatter(grouped: GroupedCall) -> Scatter:
+    """How far tokens are from the middle of their groups, measured on samples."""
+    call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
+    return Scatter(
+        _second_moment(call.q, grouping.query, grouping.anchors, backend),
+        _second_moment(call.k, grouping.kv, grouping.kv_centroids, backend),
+    )
 
 
 def expand(grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
@@ -94,12 +78,12 @@ def directions(grouped: GroupedCall, scatter: Scatter | None = None) -> tuple[Te
     """Maps of queries and of keys to coordinates with y_q . y_k = scale * (q - anchor) . (k - centroid), as
     far as `Sizes.drift_rank` directions go; the keys' coordinates have unit variance.  # [B, Hkv, D, R] fp32 each"""
     call = grouped.call
-    scatter = scatter or Scatter.of(grouped)
+    scatter = scatter or measure_scatter(grouped)
     spread = scatter.queries.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
     return grouped.backend.shared_directions(spread, scatter.keys, grouped.sizes.drift_rank, call.scale)
 
 
-def _spread(x: Tensor, partition: Partition, centroids: Tensor, backend: Backend) -> Tensor:
+def _second_moment(x: Tensor, partition: Partition, centroids: Tensor, backend: Backend) -> Tensor:
     """Second moment of the rows of x [B, H, N, D] around the centroids of their groups, from a sample that
     is spread over the groups.  # [B, H, D, D] fp64"""
     count = min(SAMPLE, x.shape[2])

@@ -9,25 +9,24 @@ import torch
 
 from residua import attention
 from residua.method.inputs import validate
-from residua.method.reconstruction import Choice
-from residua.method.reconstruction.judge import choose
+from residua.method.judge import choose
 from residua.method.row_error import weighted_error
 from residua.ops import backends
-from residua.types import Probes
+from residua.types import Choice, Probes
 from tests.support.making import grouped_call, stages
 from tests.support.oracle import expand_heads, masked_attention, normal, paper, qkv, small
 
 DRIFT, STILL, PLAIN, DENSE = Choice
 
 
-def chosen(errors, bare=False, density=0.22, **settings):
+def chosen(errors, without_summary=False, density=0.22, **settings):
     """What the judge makes of candidates with these relative errors, for one head: -> choice, error."""
     allowed = torch.full((1, 1), density, dtype=torch.float64)
     backend = backends()["torch"]
     call = validate(*qkv(1, 1, 1, 16, 16))  # without text
     work = SimpleNamespace(call=call, config=small(density=0.22, **settings), allowed=allowed, backend=backend)
     rows = torch.tensor(errors).view(-1, 1, 1, 1).expand(-1, 1, 1, 6)
-    choice, error = choose(work, rows, torch.ones(1, 1, 6), torch.tensor([[bare]]))
+    choice, error = choose(work, rows, torch.ones(1, 1, 6), torch.tensor([[without_summary]]))
     return int(choice), float(error)
 
 
@@ -50,13 +49,13 @@ def test_a_simpler_candidate_must_be_clearly_better(errors, choice):
     assert error == pytest.approx(errors[choice], rel=1e-4, abs=1e-6, nan_ok=True)
 
 
-def test_a_bare_head_has_no_summary_to_choose():
-    assert chosen((0.1, 0.2, 0.3), bare=True) == (PLAIN, pytest.approx(0.3, rel=1e-4))
+def test_a_head_without_summary_has_none_to_choose():
+    assert chosen((0.1, 0.2, 0.3), without_summary=True) == (PLAIN, pytest.approx(0.3, rel=1e-4))
 
 
 def test_a_head_runs_dense_only_if_all_that_it_may_spend_is_not_enough():
     assert chosen((0.3, 0.4, 0.5), max_error=0.2) == (DENSE, pytest.approx(0.3, rel=1e-4))
-    assert chosen((0.3, 0.4, 0.5), bare=True, max_error=0.2) == (DENSE, pytest.approx(0.5, rel=1e-4))
+    assert chosen((0.3, 0.4, 0.5), without_summary=True, max_error=0.2) == (DENSE, pytest.approx(0.5, rel=1e-4))
     assert chosen((0.29, 0.4, 0.5), density=0.1, max_error=0.2)[0] == DRIFT  # it will be given more
     assert chosen((0.3, 0.4, 0.1), max_error=0.2) == (PLAIN, pytest.approx(0.1, rel=1e-4))
     assert chosen((0.3, 0.4, 0.5))[0] == DRIFT  # nobody asked

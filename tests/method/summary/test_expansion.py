@@ -11,12 +11,11 @@ import torch
 
 from residua import Route, attention
 from residua.method.inputs import validate
-from residua.method.reconstruction.centres import Centres
-from residua.method.reconstruction.expansion import directions, drift, expand
-from residua.method.reconstruction.slots import assign_slots
-from residua.method.reconstruction.tail import merge_centres
 from residua.method.route import cell_scores
-from residua.method.stages import Routing
+from residua.method.stages import Centres, Routing
+from residua.method.summary.centres import centre_mass, find_centres, merge_centres
+from residua.method.summary.expansion import directions, drift, expand
+from residua.method.summary.slots import assign_slots
 from residua.ops import backends
 from residua.ops.backend import Backend
 from tests.support.making import grouping_of, in_groups, partition, random_cells
@@ -49,7 +48,7 @@ def dense(call):
 def expanded(call, grouping, route, single, merged, rank, backend=None):
     backend = backend or Backend()
     grouped = in_groups(call, grouping, backend, single_slots=single, merged_slots=merged, drift_rank=rank)
-    routing = routed(call, route, cell_scores(call, grouping, "mass", backend))
+    routing = routed(call, route, cell_scores(grouped))
     return expand(grouped, routing, assign_slots(grouped, routing))
 
 
@@ -244,9 +243,9 @@ def test_the_simple_tail_is_exact_where_the_keys_of_a_group_are_equal():
     grouping = grouping_of(call, query, partition(labels))
     route = random_cells(grouping, 2, 0.3, seed=1)
     grouped = in_groups(call, grouping, single_slots=6, merged_slots=0)
-    centres = Centres.of(grouped)
-    mass = centres.log_mass(grouped)
-    assert torch.allclose(mass, cell_scores(call, grouping, "mass", Backend()), atol=1e-4)
+    centres = find_centres(grouped)
+    mass = centre_mass(grouped, centres)
+    assert torch.allclose(mass, cell_scores(grouped), atol=1e-4)
     routing = routed(call, route, mass, centres)
     summary = merge_centres(grouped, routing, assign_slots(grouped, routing))
     on = summary.log_weight > -math.inf
@@ -263,7 +262,7 @@ def test_a_centre_is_exact_for_the_mean_query(backend, padding):
     if backend.unavailable():
         pytest.skip(backend.unavailable())
     call, grouping = at_their_anchors(2, padding=padding)
-    centres = Centres.of(in_groups(call, grouping, backend))
+    centres = find_centres(in_groups(call, grouping, backend))
     for b, h, group in torch.cartesian_prod(*(torch.arange(n) for n in (2, 2, CK))).tolist():
         middle = call.q[b, 2 * h : 2 * h + 2].double().mean((0, 1))
         inside = grouping.kv.labels[b, h] == group
@@ -283,7 +282,7 @@ def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
         pytest.skip(backend.unavailable())
     call, grouping = at_their_anchors(kv_heads)
     shares = 4 // kv_heads
-    centres = Centres.of(in_groups(call, grouping, backend))
+    centres = find_centres(in_groups(call, grouping, backend))
     every = Centres(*(expand_heads(x, 4) for x in (centres.keys, centres.values, centres.log_size)))
     expanded_call = validate(call.q, expand_heads(call.k, 4), expand_heads(call.v, 4))
     labels = expand_heads(grouping.kv.labels, 4)
@@ -292,7 +291,7 @@ def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
     found = []
     for one, groups, middle in ((call, grouping, centres), (expanded_call, expanded_grouping, every)):
         grouped = in_groups(one, groups, backend, single_slots=2, merged_slots=3)
-        routing = routed(one, random_cells(groups, 4, 0.3, seed=1), middle.log_mass(grouped), middle)
+        routing = routed(one, random_cells(groups, 4, 0.3, seed=1), centre_mass(grouped, middle), middle)
         slots = assign_slots(grouped, routing)
         found.append((routing.log_mass, slots.index, merge_centres(grouped, routing, slots)))
     (mass, index, shared), (mass_there, index_there, expanded) = found
@@ -305,7 +304,7 @@ def test_an_empty_group_has_a_centre_without_mass():
     call, grouping = at_their_anchors(2)
     more = replace(grouping.kv, offsets=torch.cat([grouping.kv.offsets, grouping.kv.offsets[..., -1:]], -1))
     grouping = grouping_of(call, grouping.query, more)
-    centres = Centres.of(in_groups(call, grouping))
+    centres = find_centres(in_groups(call, grouping))
     assert (centres.log_size[..., -1] == -math.inf).all() and centres.log_size[..., :-1].isfinite().all()
     assert not centres.keys.isnan().any() and not centres.values.isnan().any()
 
@@ -317,9 +316,8 @@ def test_groups_that_share_a_slot_vary_around_each_other():
     call = validate(q, k[:, :, labels[0, 0]], v[:, :, labels[0, 0]])
     grouping = grouping_of(call, partition(torch.zeros(1, 1, 40, dtype=torch.long)), partition(labels))
     nothing = Route(grouping.query, grouping.kv, torch.zeros(1, 1, 1, 6, dtype=torch.bool))
-    log_mass = cell_scores(call, grouping, "mass", Backend())
-    routing = routed(call, nothing, log_mass)
     grouped = in_groups(call, grouping, single_slots=0, merged_slots=1, drift_rank=3)
+    routing = routed(call, nothing, cell_scores(grouped))
     found = drift(grouped, assign_slots(grouped, routing))
     _, to_key = directions(grouped)
     y = call.k[0, 0, :6].double() @ to_key[0, 0].double()
@@ -335,8 +333,8 @@ def test_the_simple_tail_in_pieces(monkeypatch):
     call, grouping = at_their_anchors(2, padding=True)
     route = random_cells(grouping, 4, 0.3, seed=1)
     grouped = in_groups(call, grouping, single_slots=2, merged_slots=2)
-    centres = Centres.of(grouped)
-    mass = centres.log_mass(grouped)
+    centres = find_centres(grouped)
+    mass = centre_mass(grouped, centres)
     routing = routed(call, route, mass, centres)
     slots = assign_slots(grouped, routing)
     whole = merge_centres(grouped, routing, slots)
@@ -346,8 +344,8 @@ def test_the_simple_tail_in_pieces(monkeypatch):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
     for scale in (call.scale, -call.scale, 0.0):
         scaled = replace(grouped, call=replace(call, scale=scale))
-        around = Centres.of(scaled)
-        routing = routed(call, route, around.log_mass(scaled), around)
+        around = find_centres(scaled)
+        routing = routed(call, route, centre_mass(scaled, around), around)
         there = assign_slots(scaled, routing)
         plain, native = (
             merge_centres(replace(scaled, backend=backends()[name]), routing, there) for name in ("torch", "native")

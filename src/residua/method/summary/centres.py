@@ -1,5 +1,5 @@
-"""The tail, a simple relative of anchored reconstruction: a skipped K/V group enters through one key and
-value in its middle. Nothing is computed at the anchors: there can be many of them, and many small groups."""
+"""What the keys of a K/V group amount to where nothing is computed for its query groups: one key and value in
+the middle of the group, and how many keys it counts for."""
 
 from __future__ import annotations
 
@@ -7,50 +7,42 @@ import torch
 from torch import Tensor
 
 from ...ops.device import chunk_rows
-from ...types import Drift, HeadCost, Partition, SummaryKeys
-from ..route import keep_broken
-from ..stages import GroupedCall, Routing, SizedCall
-from .base import RECONSTRUCTIONS
-from .centres import Centres, centres_cost
-from .expansion import Scatter, drift, drift_cost
-from .slots import Slots
-from .summarised import Summarised
+from ...types import Call, Drift, Grouping, HeadCost, Partition, SummaryKeys
+from ..route import keep_broken, mass_at_anchors
+from ..stages import Centres, GroupedCall, Routing, SizedCall, Slots
 
 SMALL_SCALE = 1e-6  # of scores: below, a group's size would be a huge number in units of it
 
 
-@RECONSTRUCTIONS.register
-class Tail(Summarised):
-    """See the table of reconstructions in docs/method.md."""
-
-    name = "tail"
-    about = "skipped groups enter through one key and value in their middle"
-
-    def routing_cost(self, sized: SizedCall) -> HeadCost:
-        return centres_cost(sized)
-
-    def score(self, grouped: GroupedCall) -> tuple[Tensor, Centres]:
-        centres = Centres.of(grouped)
-        return keep_broken(grouped.call, grouped.grouping, centres.log_mass(grouped)), centres
-
-    def summary_costs(self, sized: SizedCall) -> dict[str, HeadCost]:
-        sizes, rows = sized.sizes, sized.call.free_queries.count
-        slots = sizes.single_slots + sizes.merged_slots
-        costs = {"summary": HeadCost(rows * slots + sizes.query_groups * sizes.kv_groups)}
-        return costs | ({"covariances": drift_cost(sized)} if _drifts(sized) else {})
-
-    def scatter(self, grouped: GroupedCall) -> Scatter | None:
-        if not _drifts(grouped):
-            return None
-        return Scatter.of(grouped)
-
-    def summary_keys(self, grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
-        moving = drift(grouped, slots, routing.scatter) if _drifts(grouped) else None
-        return merge_centres(grouped, routing, slots, moving)
+def find_centres(grouped: GroupedCall) -> Centres:
+    """The centres of all K/V groups. Their keys count by their softmax weights for the mean query, or all alike
+    (`Rules.weighs_centres`)."""
+    call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
+    if not grouped.rules.weighs_centres:
+        values = backend.group_means(call.v, grouping.kv)
+        return Centres(grouping.kv_centroids, values, grouping.kv.sizes.float().log())
+    middle = _mean_query(call, grouping)
+    log_mass = backend.cell_mass(middle, call.k, grouping.kv, call.scale)[:, :, 0]  # [B, Hkv, Ck]
+    label = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
+    k, v = call.k.float(), call.v.float()
+    weight = call.scale * backend.matmul(middle, k.mT)[:, :, 0] - log_mass.gather(-1, label)
+    # the weights of a group sum to 1, and a mean over it divides by its size
+    weight = (weight.exp() * grouping.kv.sizes.gather(-1, label))[..., None]
+    keys, values = (backend.group_means(x * weight, grouping.kv) for x in (k, v))
+    return Centres(keys, values, log_mass - call.scale * (middle * keys).sum(-1))
 
 
-def _drifts(sized: SizedCall) -> bool:
-    return sized.sizes.drift_rank > 0 and sized.rules.drifts_centres
+def centre_mass(grouped: GroupedCall, centres: Centres) -> Tensor:
+    """Log of the mass of every centre at every anchor, NaN for groups that must be kept.  # [B, H, Cq, Ck] fp32"""
+    return keep_broken(grouped, mass_at_anchors(grouped, centres.keys, centres.log_size))
+
+
+def centres_cost(sized: SizedCall) -> HeadCost:
+    """What finding the centres and their masses costs a head."""
+    call, groups = sized.call, sized.groups
+    product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # as a share of a pair
+    found = (1 + 2 * product) / call.shares if sized.rules.weighs_centres else 0.0
+    return HeadCost(fixed=groups[0] * groups[1] * product, per_key=found)
 
 
 def merge_centres(grouped: GroupedCall, routing: Routing, slots: Slots, moving: Drift | None = None) -> SummaryKeys:
@@ -117,3 +109,11 @@ def _add_by_product(weight: Tensor, source: Tensor, index: Tensor, slots: int) -
     source = torch.nan_to_num(source, 0.0, 0.0, 0.0)  # of groups that are kept: 0 times NaN would reach every slot
     slot = torch.arange(slots, device=index.device)[:, None]
     return torch.where(index[..., None, :] == slot, weight[..., None, :], 0.0) @ source
+
+
+def _mean_query(call: Call, grouping: Grouping) -> Tensor:
+    """The mean over all rows of the heads that share keys.  # [B, Hkv, 1, D] fp32"""
+    size = grouping.query.sizes.float()[..., None]  # [B, H, Cq, 1]
+    total = (grouping.anchors * size).sum(2).unflatten(1, (call.k.shape[1], call.shares)).sum(2)
+    rows = size.sum(2).unflatten(1, (call.k.shape[1], call.shares)).sum(2).clamp(min=1)
+    return (total / rows)[:, :, None]

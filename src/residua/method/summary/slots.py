@@ -3,33 +3,20 @@ others are merged with their neighbours, so that a row never sees more than a fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..grouping.kmeans import kmeans_labels
-from ..stages import GroupedCall, Routing
+from ..stages import GroupedCall, Routing, Slots
 
 NEIGHBOUR_STEPS = 8  # of k-means over the K/V centroids
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Slot `index[a, b]` of query group a stands for K/V group b, among others; -1: b is kept, or empty."""
-
-    index: Tensor  # [B, H, Cq, Ck] int32
-    log_mass: Tensor  # [B, H, Cq, T] fp32, of all keys in the slot at the anchor; -inf where it is empty
-    share: Tensor  # [B, H, Cq, Ck] fp32, of the skipped mass of query group a; 0 where b is not skipped
-    near: Tensor  # [B, Hkv, Ck] int64: a group that has no slot of its own is in slot `single + near`
-    single: int  # slots below hold one K/V group each
 
 
 def assign_slots(grouped: GroupedCall, routing: Routing) -> Slots:
     """A slot for each of the heaviest skipped groups, and some that the others share; none in heads without a
     summary."""
     grouping, sizes = grouped.grouping, grouped.sizes
-    assert routing.log_mass is not None and routing.bare is not None
+    assert routing.log_mass is not None and routing.without_summary is not None
     near = neighbours(grouped)  # [B, Hkv, Ck]
     index, mass, share = grouped.backend.choose_slots(
         routing.log_mass,
@@ -39,7 +26,7 @@ def assign_slots(grouped: GroupedCall, routing: Routing) -> Slots:
         near,
         sizes.single_slots,
         sizes.merged_slots,
-        ~routing.bare,
+        ~routing.without_summary,
     )
     return Slots(index, mass, share, near, sizes.single_slots)
 

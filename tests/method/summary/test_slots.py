@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residua.method.inputs import validate
-from residua.method.reconstruction.slots import assign_slots, neighbours
 from residua.method.route import cell_scores
 from residua.method.stages import Routing
-from residua.ops.backend import Backend
+from residua.method.summary.slots import assign_slots, neighbours
 from tests.support.making import grouping_of, in_groups, partition, random_cells
 from tests.support.oracle import qkv
 
@@ -26,9 +25,9 @@ def made(seed, heads, kv_heads, cq, ck, keep, single, merged, wanted=None):
     kv = partition(torch.randint(-1, ck, (2, kv_heads, 40), generator=generator), ck)
     grouping = grouping_of(call, query, kv)
     route = random_cells(grouping, heads, keep, seed)
-    log_mass = cell_scores(call, grouping, "mass", Backend())
-    wanted = torch.ones(2, heads, dtype=torch.bool) if wanted is None else wanted
     grouped = in_groups(call, grouping, single_slots=single, merged_slots=merged)
+    log_mass = cell_scores(grouped)
+    wanted = torch.ones(2, heads, dtype=torch.bool) if wanted is None else wanted
     return (route, grouped, log_mass, assign_slots(grouped, Routing(route, log_mass, ~wanted)))
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...types import Choice, Probes, Route, SummaryKeys
-from ..probes import place_probes
-from ..stages import GroupedCall, Verdict
-from ..text import beside_held
+from ..types import Choice, Probes, Route, SummaryKeys
+from .probes import place_probes
+from .stages import GroupedCall, Routing, Verdict
+from .text import beside_held
 
 # In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
 CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)
@@ -21,30 +21,28 @@ HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must 
 CLEARLY_ABOVE = 1.5
 
 
-def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor, policy: str) -> Verdict:
+def judge(grouped: GroupedCall, routing: Routing, summary: SummaryKeys, policy: str) -> Verdict:
     """Takes the probes and lets every head choose.
 
     Args:
         grouped: The call.
-        route: The cells that are kept.
-        summary: What stands for the others.
-        bare: [B, H] bool, heads that have no summary to choose.
+        routing: The cells that are kept, and the heads that have no summary to choose.
+        summary: What stands for the other cells.
         policy: How the probe rows are placed.
 
     Returns:
         Probes, choice, estimated error and cost; route and summary as they were given.
     """
-    call, backend = grouped.call, grouped.backend
-    index, weights = place_probes(
-        call, grouped.grouping, grouped.sizes.probes, policy, grouped.config.probe_order, backend
-    )
+    call, backend, route = grouped.call, grouped.backend, routing.route
+    assert routing.without_summary is not None
+    index, weights = place_probes(grouped, policy)
     rows = backend.gather_rows(call.q, index)
     group = grouped.grouping.query.labels.gather(-1, index).clamp(min=0)  # [B, H, M]
     kept = route.cells.gather(2, group[..., None].expand(*group.shape, route.cells.shape[3]))
     exact, *sparse = backend.split_rows(rows, call.k, call.v, route.kv, kept, call.key_mask, call.scale)
     skipped = _summary_alone(grouped, rows, group, route.cells, summary)
     errors = backend.candidate_errors(rows, group, exact, (sparse[0], sparse[1]), skipped, summary.drift)
-    choice, sparse_error = choose(grouped, errors, weights, bare)
+    choice, sparse_error = choose(grouped, errors, weights, routing.without_summary)
     error = sparse_error
     if grouped.config.max_error is not None:
         error = torch.where(choice == Choice.DENSE, 0.0, sparse_error)
@@ -58,7 +56,7 @@ def judge(grouped: GroupedCall, route: Route, summary: SummaryKeys, bare: Tensor
     return Verdict(route, summary, Probes(index, weights, exact), choice, error, sparse_error, costs)
 
 
-def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) -> tuple[Tensor, Tensor]:
+def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, without_summary: Tensor) -> tuple[Tensor, Tensor]:
     """The best candidate of every head, and its error; a head that runs dense keeps the error that the best
     sparse candidate would have had.
 
@@ -66,12 +64,12 @@ def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, bare: Tensor) 
         grouped: The call.
         errors: [candidates, B, H, M] fp32, of every probe row with each candidate, the simplest last.
         weights: [B, H, M] fp32, how many rows each of them stands for.
-        bare: [B, H] bool, heads that have no summary to choose.
+        without_summary: [B, H] bool, heads that have no summary to choose.
 
     Returns:
         Choice [B, H] int64 and error [B, H] fp32.
     """
-    best, error = grouped.backend.best_candidate(errors, weights, bare, HANDICAP)
+    best, error = grouped.backend.best_candidate(errors, weights, without_summary, HANDICAP)
     best = best + int(CANDIDATES[-len(errors)])  # from the place among the candidates to the `Choice`
     if grouped.config.max_error is not None:
         bound = grouped.config.max_error

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residua.method.reconstruction.probe import apply_fit, estimate_error
+from residua.method.reconstructions import apply_fit, estimate_error
 from residua.ops.backend import Backend
 from residua.types import Probes, ResidualFit
 from tests.support.oracle import closed_form, normal, predicted

@@ -38,6 +38,7 @@ PARTS = {
     "rest of the model": "rest of the model",
     "dense": "attention that stays dense",
     "attention": "attention pairs",
+    "budget": "budget",
     "grouping": "grouping",
     "routing": "routing",
     "summary": "summary",

@@ -86,8 +86,9 @@ def test_a_sweep_covers_every_pair_and_is_drawn(row, tmp_path):
     pytest.importorskip("matplotlib")
     todo = sweep.tasks(SMALL, [256, 512], [0.2, 0.4])
     assert [(task.tokens, task.density) for task in todo] == [(256, 0.2), (512, 0.2), (256, 0.4), (512, 0.4)]
-    rows = [{**row.to_dict(), "task": {**row.to_dict()["task"], "tokens": n}} for n in (256, 512)]
-    sweep.plot(rows, tmp_path / "deep" / "sweep.png")
+    rows = [replace(row, task=replace(row.task, tokens=n)) for n in (256, 512)]
+    sweep.write_drawings(sweep.drawings(rows), tmp_path / "deep")
+    assert (tmp_path / "deep" / "stages.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "deep" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -17,6 +17,7 @@ from residua.errors import InputError
 from residua.hosts import make_report
 from residua.tools.bench import sweep
 from residua.tools.capture import CaptureWriter, read_captures
+from residua.tools.reports.figure import Drawing
 from residua.util.files import write_text_whole
 from residua.util.json_text import write_json
 from tests.support.command import run
@@ -118,17 +119,12 @@ def test_a_sweep_keeps_what_it_has_measured(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["text", "json", "report", "plot"])
-def test_whole_or_not_at_all_and_never_through_a_link(kind, tmp_path, monkeypatch):
-    row = {"task": {"reconstruction": "none", "dtype": "fp32", "head_dim": 8}, "cpu": "x", "threads": 1}
-    if kind == "plot":
-        pytest.importorskip("matplotlib")
-        monkeypatch.setattr(sweep, "_speed_panel", lambda *_: None)
-        monkeypatch.setattr(sweep, "_stage_panel", lambda *_: None)
+def test_whole_or_not_at_all_and_never_through_a_link(kind, tmp_path):
     write = {
         "text": lambda path: write_text_whole(path, "x" * 9000),
         "json": lambda path: write_json(path, ["x" * 9000]),
         "report": lambda path: long_report().save(path),
-        "plot": lambda path: sweep.plot([row], path),
+        "plot": lambda path: sweep.write_drawings({path.name: Drawing(b"x" * 9000, "")}, path.parent),
     }[kind]
     target, path = tmp_path / "mine", tmp_path / "out.json"
     target.write_text("mine")

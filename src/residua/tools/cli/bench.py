@@ -67,7 +67,7 @@ def sweep(
     reconstruction: ReconstructionName = "anchored",
     backend: BackendName = "auto",
     repeats: Repeats = 3,
-    out: Annotated[Path, typer.Option(help="Folder for sweep.json and sweep.png.")] = Path("residua-sweep"),
+    out: Annotated[Path, typer.Option(help="Folder for sweep.json, sweep.png and stages.png.")] = Path("residua-sweep"),
     force: ForceFile = False,
 ) -> None:
     """Measure calls of many lengths and densities, and draw speed-up and stage breakdown."""
@@ -75,7 +75,7 @@ def sweep(
     from ..bench.attention import CallCase, measure
     from .progress import call_bar
 
-    files = [writable(out / name, force) for name in ("sweep.json", "sweep.png")]
+    files = [writable(out / name, force) for name in ("sweep.json", "sweep.png", "stages.png")]
     base = CallCase(
         heads=heads, head_dim=head_dim, dtype=dtype, backend=backend, repeats=repeats, reconstruction=reconstruction
     )
@@ -87,9 +87,9 @@ def sweep(
             rows.append(measure(task))
             json_text.write_json(files[0], [row.to_dict() for row in rows])
         watch(len(rows), len(todo), "measured")
-    sweeping.plot([row.to_dict() for row in rows], files[1])
+    sweeping.write_drawings(sweeping.drawings(rows), out)
     show(_table(rows).rich())
-    console.print(f"wrote {files[0]} and {files[1]}")
+    console.print(f"wrote {', '.join(map(str, files))}")
 
 
 @command(bench, epilog="Example:  residua bench synthetic --tokens 16384 --density 0.12")

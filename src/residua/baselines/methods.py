@@ -24,7 +24,7 @@ from ..registry import Registry
 from ..types import Partition, Route
 from ..util.stopwatch import Stopwatch
 from .task import Outcome, Task
-from .whole_call import Centres, WholeCall
+from .whole_call import CentresState, WholeCall
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -93,7 +93,7 @@ class Method:
     def new_state(self, shared: SharedBudget) -> Any:
         """What a layer carries from step to step in one guidance branch; it has `nbytes` and `reset()`. `shared` is
         the budget of the whole run, for methods that move it between layers."""
-        return Centres()
+        return CentresState()
 
     def lend(self, state: Any, other: Any) -> None:
         """Lets the first call of a layer, whose `state` is new, start from what the same layer carries in another

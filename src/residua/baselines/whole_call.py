@@ -21,7 +21,7 @@ Run = Callable[[Task], Outcome]
 
 
 @dataclass
-class Centres:
+class CentresState:
     """Centres of the last call, from which the next one starts."""
 
     by_part: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # part of the batch -> name -> centres

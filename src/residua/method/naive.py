@@ -44,7 +44,7 @@ class TokenGroups(NamedTuple):
     def of(x: Tensor, labels: Tensor, count: int) -> TokenGroups:
         sizes = torch.bincount(labels, minlength=count)
         means = x.new_zeros(count, x.shape[1]).index_add_(0, labels, x) / sizes.clamp(min=1)[:, None]
-        centroids = torch.where(sizes[:, None] > 0, means, x[spread(count, len(x))])
+        centroids = torch.where(sizes[:, None] > 0, means, x[golden_rows(count, len(x))])
         return TokenGroups(labels, sizes, centroids, x - centroids[labels])
 
 
@@ -98,7 +98,7 @@ def anchored(q: Tensor, k: Tensor, v: Tensor, s: HeadSizes, groups: Sequence[Tok
 
 def group_tokens(q: Tensor, k: Tensor, s: HeadSizes) -> tuple[TokenGroups, TokenGroups]:
     """Keys share a group if queries respond to them alike, queries if they respond alike to these groups."""
-    sample = q[spread(s.metric_rows, len(q))]
+    sample = q[golden_rows(s.metric_rows, len(q))]
     factor = metric_factor(sample.T @ sample / len(sample), s.key_rank)
     keys = TokenGroups.of(k, kmeans(k @ factor, s.kv_groups, s.kmeans_steps), s.kv_groups)
     filled = keys.centroids[keys.sizes > 0]
@@ -108,7 +108,7 @@ def group_tokens(q: Tensor, k: Tensor, s: HeadSizes) -> tuple[TokenGroups, Token
     return TokenGroups.of(q, kmeans(y, s.query_groups, s.kmeans_steps), s.query_groups), keys
 
 
-def spread(count: int, total: int) -> Tensor:
+def golden_rows(count: int, total: int) -> Tensor:
     """One index in each of `count` equal parts of range(total).  # [count]"""
     part = torch.arange(count)
     return (part * ONE + part * GOLDEN % ONE) * total // (count * ONE)
@@ -124,7 +124,7 @@ def metric_factor(metric: Tensor, rank: int) -> Tensor:
 
 def kmeans(x: Tensor, groups: int, steps: int) -> Tensor:
     """Labels after that many Lloyd steps from rows spread over the sequence. An empty group keeps its centre.  # [N]"""
-    centres = x[spread(groups, len(x))]
+    centres = x[golden_rows(groups, len(x))]
     for _ in range(steps):
         found = TokenGroups.of(x, (centres.square().sum(1) / 2 - x @ centres.T).argmin(1), groups)
         centres = torch.where(found.sizes[:, None] > 0, found.centroids, centres)

@@ -13,7 +13,7 @@ import numpy as np
 
 Array = np.ndarray
 GOLDEN = 40503  # / 2^16 is the golden ratio
-RMS_FLOOR = 1e-6
+MIN_RMS = 1e-6
 SCALE_EPS = 1e-6
 
 
@@ -59,7 +59,7 @@ def paper(q: Array, k: Array, v: Array, s: PaperSettings, labels: tuple[Array, A
     centred = centroids - centroids.mean(0)
     query_metric = centred.T @ centred / (len(filled) * q.shape[1])
     y = q @ metric_factor(query_metric, s.query_rank)  # [N, R]
-    y /= np.maximum(np.sqrt((y**2).mean(1, keepdims=True)), RMS_FLOOR)
+    y /= np.maximum(np.sqrt((y**2).mean(1, keepdims=True)), MIN_RMS)
     query_labels = kmeans(y, s.query_groups, s.kmeans_steps) if labels is None else labels[0]
 
     share = cell_shares(q, k, query_labels, key_labels, s, scale)

@@ -11,8 +11,8 @@ from ..types import Probes
 def relative_row_error(out: Tensor, dense: Tensor) -> Tensor:
     """|out - dense| / |dense| for every row.  # [..., N, Dv] -> [..., N] fp32"""
     dense = dense.float()
-    floor = torch.finfo(torch.float32).tiny
-    return (out.float() - dense).norm(dim=-1) / dense.norm(dim=-1).clamp(min=floor)
+    tiny = torch.finfo(torch.float32).tiny
+    return (out.float() - dense).norm(dim=-1) / dense.norm(dim=-1).clamp(min=tiny)
 
 
 def row_errors(out: Tensor, dense: Tensor, leave_out: Tensor | None = None) -> tuple[float, float]:

@@ -77,8 +77,8 @@ def _value(value: Any) -> str:
 
 def _key(name: Any) -> str:
     text = str(name)
-    bare = text.isascii() and text.replace("_", "").replace("-", "").isalnum()
-    return text if bare else _text(text)
+    plain = text.isascii() and text.replace("_", "").replace("-", "").isalnum()
+    return text if plain else _text(text)
 
 
 def _text(text: str) -> str:

@@ -109,8 +109,8 @@ def test_a_bound_that_nothing_meets_is_dense_attention():
 def test_a_bound_that_everything_meets_is_cheap():
     _, receipts = run(small(density=DENSITY, max_error=1.0), 8, call=lambda step: qkv(heads=3, queries=400))
     assert receipts[-1].cost < 0.6 * receipts[0].cost  # a fourth root: never all of what could be saved
-    floor = [receipt.cost for receipt in receipts[-2:]]
-    assert floor[0] == pytest.approx(floor[1], rel=0.2)  # what the reconstruction needs is where it ends
+    minimum = [receipt.cost for receipt in receipts[-2:]]
+    assert minimum[0] == pytest.approx(minimum[1], rel=0.2)  # what the reconstruction needs is where it ends
     assert receipts[-1].chosen["dense"] == 0
 
 

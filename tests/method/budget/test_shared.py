@@ -31,16 +31,16 @@ def total_error(density, log_scale, power, norm):
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.03, 0.5))
 def test_the_split_keeps_its_total_and_its_bounds(seed, count, mean):
-    log_scale, power, norm, floor, share = heads(count, seed)
-    density = spread(log_scale, power, norm, floor, share, mean)
-    assert (density >= floor).all() and (density <= MAX_BALANCED_DENSITY).all()
+    log_scale, power, norm, minimum, share = heads(count, seed)
+    density = spread(log_scale, power, norm, minimum, share, mean)
+    assert (density >= minimum).all() and (density <= MAX_BALANCED_DENSITY).all()
     assert float((share * density).sum()) == pytest.approx(mean, rel=1e-6)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 12), st.floats(0.03, 0.3))
 def test_no_exchange_between_two_heads_lowers_the_error(seed, count, mean):
-    log_scale, power, norm, floor, share = heads(count, seed)
-    density = spread(log_scale, power, norm, floor, share, mean)
+    log_scale, power, norm, minimum, share = heads(count, seed)
+    density = spread(log_scale, power, norm, minimum, share, mean)
     best = total_error(density, log_scale, power, norm)
     for giver in range(count):
         for taker in range(count):
@@ -48,7 +48,7 @@ def test_no_exchange_between_two_heads_lowers_the_error(seed, count, mean):
             moved = density.clone()
             moved[giver] -= step
             moved[taker] += step
-            if moved[giver] < floor[giver] or moved[taker] > MAX_BALANCED_DENSITY:
+            if moved[giver] < minimum[giver] or moved[taker] > MAX_BALANCED_DENSITY:
                 continue
             assert total_error(moved, log_scale, power, norm) >= best * (1 - 1e-9)
 
@@ -70,8 +70,8 @@ def played(mean, steps, errors, max_error=None, norm=1.0):
                 allowed = torch.full((1, 2), mean, dtype=torch.float64)
             spent[owner] = allowed
             error = torch.tensor([[errors[owner, h](float(allowed[0, h])) for h in range(2)]])
-            floor = torch.tensor(0.01).double()
-            budget.learn(owner, allowed, error, torch.full((1, 2), norm), floor, 1e6, mean)
+            minimum = torch.tensor(0.01).double()
+            budget.learn(owner, allowed, error, torch.full((1, 2), norm), minimum, 1e6, mean)
     return spent
 
 
@@ -104,8 +104,8 @@ def test_a_bound_may_cost_more_than_the_budget():
 
 def test_what_a_head_outputs_is_what_its_error_counts_for():
     budget = SharedBudget()
-    mean, floor = torch.full((1, 2), 0.1).double(), torch.tensor(0.01).double()
-    budget.learn("layer", mean, torch.full((1, 2), 0.1), torch.tensor([[1.0, 9.0]]), floor, 1e6, 0.1)
+    mean, minimum = torch.full((1, 2), 0.1).double(), torch.tensor(0.01).double()
+    budget.learn("layer", mean, torch.full((1, 2), 0.1), torch.tensor([[1.0, 9.0]]), minimum, 1e6, 0.1)
     allowed = budget.allowance("layer", 0.1, None)
     # error ~ 1 / density: the optimum goes with the root of the norm
     assert float(allowed[0, 1] / allowed[0, 0]) == pytest.approx(3.0, rel=1e-6)
@@ -115,20 +115,20 @@ def of_equal_heads(density=0.1, norm=1.0, count=4):
     """A budget that knows one layer of heads with the same error, and what it was told."""
     budget = SharedBudget()
     allowed = torch.full((1, count), density, dtype=torch.float64)
-    told = {"norm": torch.full((1, count), norm), "floor": torch.full_like(allowed, 0.01), "pairs": 1e6}
+    told = {"norm": torch.full((1, count), norm), "minimum": torch.full_like(allowed, 0.01), "pairs": 1e6}
     budget.learn("layer", allowed, torch.full((1, count), 0.1), mean=density, **told)
     return budget, allowed, told
 
 
-def test_the_floor_is_that_of_the_coming_call():
+def test_the_minimum_is_that_of_the_coming_call():
     """Sizes follow the density of the step: what was enough in the step before may be too little now."""
     budget, _, told = of_equal_heads()
     budget.learn(
         "layer", torch.tensor([[0.1, 0.1, 0.1, 0.1]]).double(), torch.tensor([[1e-6, 0.1, 0.1, 0.1]]), mean=0.1, **told
     )
-    floor = torch.full((1, 4), 0.15, dtype=torch.float64)
-    allowed = budget.allowance("layer", 0.2, None, floor)
-    assert float(allowed[0, 0]) == pytest.approx(0.15) and bool((allowed >= floor).all())
+    minimum = torch.full((1, 4), 0.15, dtype=torch.float64)
+    allowed = budget.allowance("layer", 0.2, None, minimum)
+    assert float(allowed[0, 0]) == pytest.approx(0.15) and bool((allowed >= minimum).all())
     assert float(allowed.mean()) == pytest.approx(0.2, rel=1e-6)  # the others pay for it
 
 
@@ -218,6 +218,6 @@ def test_layers_on_several_gpus_share_a_budget():
             known = torch.full((1, 3), 0.1, dtype=torch.float64, device=device)
             budget.learn(owner, known, known, known, known / 10, 1e6, 0.1)
         for owner, device in devices.items():
-            floor = torch.full((1, 3), 0.02, dtype=torch.float64, device=devices[owner])
-            allowed = budget.allowance(owner, 0.1, 0.2, floor)
+            minimum = torch.full((1, 3), 0.02, dtype=torch.float64, device=devices[owner])
+            allowed = budget.allowance(owner, 0.1, 0.2, minimum)
             assert allowed is not None and allowed.device == torch.device(device)

@@ -13,14 +13,14 @@ POWER = 1.5  # the error falls roughly with this power of the budget
 SHARE = 1 / 4  # a head whose error at the ceiling is 1 / 16 of the bound gets half of the ceiling
 
 
-def next_budget(spent: Tensor, error: Tensor, floor: Tensor, *, ceiling: float, bound: float) -> Tensor:
+def next_budget(spent: Tensor, error: Tensor, minimum: Tensor, *, ceiling: float, bound: float) -> Tensor:
     """What the next call may spend. A head with a small error gets less, but more than would just keep the
     bound: otherwise easy heads would become as bad as the bound allows.
 
     Args:
         spent: [B, H], what the heads were allowed to spend in this call.
         error: [B, H], their estimated errors; of heads that ran dense, what it would have been.
-        floor: The density below which a reconstruction does not work.
+        minimum: The density below which a reconstruction does not work.
         ceiling: The most that a head may spend.
         bound: The error bound.
 
@@ -30,4 +30,4 @@ def next_budget(spent: Tensor, error: Tensor, floor: Tensor, *, ceiling: float, 
     at_ceiling = finite_error(error) * (spent / ceiling).pow(POWER)
     wanted = ceiling * (at_ceiling / bound).clamp(TINY, 1.0).pow(SHARE)
     wanted = torch.minimum(torch.maximum(wanted, spent / MAX_STEP), spent * MAX_STEP)
-    return torch.maximum(wanted, floor).clamp(max=ceiling)
+    return torch.maximum(wanted, minimum).clamp(max=ceiling)

@@ -34,13 +34,13 @@ class HeadModel:
     log_scale: Tensor  # [B, H] fp64
     power: Tensor  # [B, H] fp64
     norm: Tensor  # [B, H] fp64, mean norm of the head's output rows
-    floor: Tensor  # [B, H] fp64, the density below which a reconstruction does not work
+    minimum: Tensor  # [B, H] fp64, the density below which a reconstruction does not work
     density: Tensor  # [B, H] fp64, at the last call
     log_error: Tensor  # [B, H] fp64, the error at that density
     pairs: float  # of one head, dense
     mean: float  # density over all heads, at the last call
 
-    def updated(self, density: Tensor, log_error: Tensor, norm: Tensor, floor: Tensor, mean: float) -> HeadModel:
+    def updated(self, density: Tensor, log_error: Tensor, norm: Tensor, minimum: Tensor, mean: float) -> HeadModel:
         """The model after one more call. A power is measured where a head has moved against the others: what
         all have gained or lost from step to step says as much about the steps."""
         together = math.log(mean / self.mean)
@@ -56,7 +56,7 @@ class HeadModel:
             log_scale=SMOOTHING * before + (1 - SMOOTHING) * now,
             power=power,
             norm=norm,
-            floor=floor,
+            minimum=minimum,
             density=density,
             log_error=log_error,
             mean=mean,
@@ -82,7 +82,7 @@ class SharedBudget:
         self._allowed.clear()
 
     def allowance(
-        self, owner: Hashable, mean: float, max_error: float | None, floor: Tensor | None = None
+        self, owner: Hashable, mean: float, max_error: float | None, minimum: Tensor | None = None
     ) -> Tensor | None:
         """What the heads of a layer may spend in the coming call.
 
@@ -90,7 +90,7 @@ class SharedBudget:
             owner: Any key that identifies the layer and guidance branch.
             mean: The density to spend on average over all heads.
             max_error: A bound on each head's error that may cost more than the budget; None: no bound.
-            floor: [B, H] fp64, the least useful density of the coming call; None: that of the last one. Sizes
+            minimum: [B, H] fp64, the least useful density of the coming call; None: that of the last one. Sizes
                 follow the budget, and a budget that differs from step to step moves it.
 
         Returns:
@@ -99,13 +99,13 @@ class SharedBudget:
         if owner not in self._models:
             return None
         if owner not in self._allowed:
-            moved = None if floor is None else floor.mean() / self._models[owner].floor.mean().clamp(min=TINY)
+            moved = None if minimum is None else minimum.mean() / self._models[owner].minimum.mean().clamp(min=TINY)
             self._allowed = self._solve(mean, max_error, moved)
         allowed = self._allowed.pop(owner)
-        return allowed if floor is None else allowed.maximum(floor)
+        return allowed if minimum is None else allowed.maximum(minimum)
 
     def learn(
-        self, owner: Hashable, density: Tensor, error: Tensor, norm: Tensor, floor: Tensor, pairs: float, mean: float
+        self, owner: Hashable, density: Tensor, error: Tensor, norm: Tensor, minimum: Tensor, pairs: float, mean: float
     ) -> None:
         """Learns from a finished call.
 
@@ -114,22 +114,22 @@ class SharedBudget:
             density: [B, H], what its heads were allowed to spend.
             error: [B, H], their estimated relative errors.
             norm: [B, H], the mean norms of their output rows.
-            floor: Broadcasts to [B, H], the least useful density.
+            minimum: Broadcasts to [B, H], the least useful density.
             pairs: Query-key pairs of one head, dense.
             mean: The density over all heads in that call, as in `allowance`.
         """
         log_error = finite_error(error).clamp(min=TINY).log()
-        norm, floor = norm.double(), floor.expand_as(density)
+        norm, minimum = norm.double(), minimum.expand_as(density)
         known = self._models.get(owner)
         if known is None or known.density.shape != density.shape or known.density.device != density.device:
             power = torch.full_like(density, POWER)
             log_scale = log_error + power * density.log()
-            self._models[owner] = HeadModel(log_scale, power, norm, floor, density, log_error, pairs, mean)
+            self._models[owner] = HeadModel(log_scale, power, norm, minimum, density, log_error, pairs, mean)
         else:
-            self._models[owner] = known.updated(density, log_error, norm, floor, mean)
+            self._models[owner] = known.updated(density, log_error, norm, minimum, mean)
 
     def _solve(self, mean: float, max_error: float | None, moved: Tensor | None) -> dict[Hashable, Tensor]:
-        """The allowances of all layers. What has moved the floor of one has moved that of the others, because
+        """The allowances of all layers. What has moved the minimum of one has moved that of the others, because
         they are alike."""
         models = list(self._models.values())
         home = models[0].density.device  # the layers of a large model may be on several GPUs
@@ -139,8 +139,8 @@ class SharedBudget:
 
         share = torch.cat([torch.full_like(m.density, m.pairs, device=home).flatten() for m in models])
         share = share / share.sum()  # a head's share of all pairs
-        floor = joined("floor") if moved is None else joined("floor") * moved.to(home)
-        density = spread(joined("log_scale"), joined("power"), joined("norm"), floor.clamp(max=mean), share, mean)
+        minimum = joined("minimum") if moved is None else joined("minimum") * moved.to(home)
+        density = spread(joined("log_scale"), joined("power"), joined("norm"), minimum.clamp(max=mean), share, mean)
         if max_error is not None:
             log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))
@@ -151,19 +151,19 @@ class SharedBudget:
         }
 
 
-def spread(log_scale: Tensor, power: Tensor, norm: Tensor, floor: Tensor, share: Tensor, mean: float) -> Tensor:
+def spread(log_scale: Tensor, power: Tensor, norm: Tensor, minimum: Tensor, share: Tensor, mean: float) -> Tensor:
     """The densities that minimise the sum of `norm * scale * density ** -power` with that mean.
 
     Args:
         log_scale: [n] fp64.
         power: [n] fp64.
         norm: [n] fp64.
-        floor: [n] fp64, the least density of each head.
+        minimum: [n] fp64, the least density of each head.
         share: [n] fp64, a head's share of all pairs; sums to 1.
         mean: The density over all pairs.
 
     Returns:
-        [n] fp64 within [floor, MAX_BALANCED_DENSITY]; its mean by `share` is `mean` unless these
+        [n] fp64 within [minimum, MAX_BALANCED_DENSITY]; its mean by `share` is `mean` unless these
         bounds forbid it.
     """
     # at the optimum  norm * power * scale * density ** -(power + 1) = share * rate
@@ -171,7 +171,7 @@ def spread(log_scale: Tensor, power: Tensor, norm: Tensor, floor: Tensor, share:
 
     def at(log_rate: Tensor) -> Tensor:
         wanted = ((log_gain - log_rate) / (power + 1)).exp()
-        return wanted.clamp(max=max(mean, MAX_BALANCED_DENSITY)).maximum(floor)
+        return wanted.clamp(max=max(mean, MAX_BALANCED_DENSITY)).maximum(minimum)
 
     low, high = log_gain.amin() - 20.0, log_gain.amax() + 60.0
     places = torch.linspace(0, 1, SECTIONS + 1, dtype=low.dtype, device=low.device)

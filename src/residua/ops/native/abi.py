@@ -194,7 +194,7 @@ class ProjectArgs(Args):
         ("x", View),
         *_fields(c_void_p, "factor out"),
         ("rank", c_int64),
-        ("rms_floor", c_float),
+        ("min_rms", c_float),
         *_fields(c_int32, "normalise dtype pad"),
     )
 
@@ -251,7 +251,7 @@ class MatmulArgs(Args):
 class DirectionsArgs(Args):
     _fields_ = (
         *_fields(c_int64, "heads dim rank steps"),
-        *_fields(c_double, "scale floor tiny shift"),
+        *_fields(c_double, "scale min_variance tiny shift"),
         *_fields(c_void_p, "spread covariance to_query to_key"),
     )
 

@@ -25,7 +25,7 @@ class NativeGrouping(NativeBase):
             factor=floats(factor),
             out=out,
             rank=factor.shape[-1],
-            rms_floor=MIN_RMS,
+            min_rms=MIN_RMS,
             normalise=normalise,
             dtype=x.dtype,
         )

@@ -95,7 +95,7 @@ class NativeSummary(NativeBase):
             rank=rank,
             steps=SUBSPACE_STEPS,
             scale=scale,
-            floor=MIN_VARIANCE,
+            min_variance=MIN_VARIANCE,
             tiny=torch.finfo(torch.float32).tiny,
             shift=SUBSPACE_SHIFT,
             spread=spread.double(),

@@ -55,13 +55,13 @@ class RunPhysics:
         """Columns of a row of a suite. Where the true paths are unknown, the dense clip decides what is lost."""
         if self.from_dense is None:
             return {}
-        judged = self.from_truth or self.from_dense
+        compared = self.from_truth or self.from_dense
         truth = None if self.from_truth is None else self.from_truth.position_error
         return {
             "physics_error": json_text.finite_only(truth),
             "physics_dense_error": json_text.finite_only(self.from_dense.position_error),
-            "physics_kept": judged.kept,
-            "physics_bounces_off": judged.bounces_missed,
+            "physics_kept": compared.kept,
+            "physics_bounces_off": compared.bounces_missed,
         }
 
     def to_dict(self) -> dict[str, Any]:

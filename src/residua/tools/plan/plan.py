@@ -14,7 +14,7 @@ from .memory import Memory
 from .models import Architecture
 from .speeds import Machine
 
-WORTH = 1.05  # a smaller end-to-end gain is within the uncertainty of the estimate
+MIN_GAIN = 1.05  # a smaller end-to-end gain is within the uncertainty of the estimate
 PFLOP = 1e15
 
 
@@ -98,13 +98,13 @@ class Plan:
 
     @property
     def worth_it(self) -> bool:
-        return self.speedup >= WORTH
+        return self.speedup >= MIN_GAIN
 
     @property
     def verdict(self) -> str:
         if not self.worth_it:
             return f"not worth it here: {self._why_not()}"
-        if self.speedup_fast is not None and self.speedup_fast < WORTH:
+        if self.speedup_fast is not None and self.speedup_fast < MIN_GAIN:
             return (
                 f"worth it only against the default dense kernel ({self.speedup:.2f} x); "
                 f"with the best one it is {self.speedup_fast:.2f} x"
@@ -122,12 +122,12 @@ class Plan:
         if not self.schedule.sparse_calls:
             return f"all {self.steps} step(s) are among the first steps, which stay dense; take more steps"
         share = self.seconds.dense_attention / self.seconds.dense
-        if 1 / (1 - share) < WORTH:
+        if 1 / (1 - share) < MIN_GAIN:
             most = 1 / (1 - share)
             return f"attention is {share:.1%} of the time; even free attention would give {most:.2f} x"
         if self.seconds.overhead > self.seconds.saved:
             return f"grouping and routing take longer than the skipped pairs save ({self.speedup:.2f} x)"
-        return f"{self.speedup:.3f} x end to end; below {WORTH} x the model cannot tell a gain from nothing"
+        return f"{self.speedup:.3f} x end to end; below {MIN_GAIN} x the model cannot tell a gain from nothing"
 
     @property
     def assumptions(self) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ struct ProjectArgs {
   const float* factor;  // [B, H, D, R]
   float* out;           // [B, H, N, R]
   int64_t rank;
-  float rms_floor;
+  float min_rms;
   int32_t normalise, dtype, pad;
 };
 
@@ -202,7 +202,7 @@ struct MatmulArgs {
 
 struct DirectionsArgs {
   int64_t heads, dim, rank, steps;
-  double scale, floor, tiny, shift;
+  double scale, min_variance, tiny, shift;
   const double* spread;      // [heads, D, D]
   const double* covariance;  // [heads, D, D]
   float* to_query;           // [heads, D, R]

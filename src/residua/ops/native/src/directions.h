@@ -59,7 +59,7 @@ inline void lead(const DirectionsArgs& args, DirectionsBlock& b) {
   orthonormalise(b.basis, b.small, rank, n);
 }
 
-// One head: C = covariance + floor = L L^T; basis = leading eigenvectors of L^T spread L; to_query = scale L basis^T,
+// One head: C = covariance + ridge = L L^T; basis = leading eigenvectors of L^T spread L; to_query = scale L basis^T,
 // to_key = L^-T basis^T.
 inline void directions_task(const DirectionsArgs& args, int64_t head, void* scratch) {
   const int64_t n = args.dim, rank = args.rank;
@@ -68,9 +68,9 @@ inline void directions_task(const DirectionsArgs& args, int64_t head, void* scra
   DirectionsBlock b(arena, n, rank);
   double mean = 0.0;
   for (int64_t i = 0; i < n; i++) mean += covariance[i * n + i];
-  const double floor = args.floor * (mean / n) > args.tiny ? args.floor * (mean / n) : args.tiny;
+  const double ridge = args.min_variance * (mean / n) > args.tiny ? args.min_variance * (mean / n) : args.tiny;
   std::memcpy(b.root, covariance, n * n * sizeof(double));
-  for (int64_t i = 0; i < n; i++) b.root[i * n + i] += floor;
+  for (int64_t i = 0; i < n; i++) b.root[i * n + i] += ridge;
   cholesky(b.root, n);
   for (int64_t i = 0; i < n; i++) {
     for (int64_t j = i + 1; j < n; j++) b.root[i * n + j] = 0.0;

@@ -26,12 +26,12 @@ inline void transposed(const double* a, double* b, int64_t m, int64_t k) {
 }
 
 // b = a^-1 b for a symmetric positive matrix [n][n], which its lower factor replaces; b [n][columns].
-inline void solve(double* a, double* b, int64_t n, int64_t columns, double least_pivot) {
+inline void solve(double* a, double* b, int64_t n, int64_t columns, double min_pivot) {
   for (int64_t i = 0; i < n; i++) {
     double *row = a + i * n, *to = b + i * columns;
     for (int64_t j = 0; j < i; j++) row[j] = (row[j] - dot(row, a + j * n, j)) / a[j * n + j];
     const double pivot = row[i] - dot(row, row, i);
-    row[i] = std::sqrt(pivot > least_pivot ? pivot : least_pivot);
+    row[i] = std::sqrt(pivot > min_pivot ? pivot : min_pivot);
     for (int64_t j = 0; j < i; j++) add_scaled(to, b + j * columns, -row[j], columns);
     for (int64_t c = 0; c < columns; c++) to[c] /= row[i];
   }

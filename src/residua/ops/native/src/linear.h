@@ -40,15 +40,15 @@ struct ProjectBlock {
   }
 };
 
-// row /= max(its root mean square, floor).
-inline void divide_by_rms(float* row, int64_t n, float floor) {
+// row /= max(its root mean square, minimum).
+inline void divide_by_rms(float* row, int64_t n, float minimum) {
   Vec squares = set1(0.0f);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) squares = fma(load(row + i), load(row + i), squares);
   float sum = sum_of(squares);
   for (; i < n; i++) sum += row[i] * row[i];
   float rms = std::sqrt(sum / static_cast<float>(n));
-  rms = rms < floor ? floor : rms;  // NaN stays NaN
+  rms = rms < minimum ? minimum : rms;  // NaN stays NaN
   const float factor = 1.0f / rms;
   for (i = 0; i < n; i++) row[i] *= factor;
 }
@@ -77,7 +77,7 @@ inline void project_task(const ProjectArgs& args, int64_t head, int64_t begin, i
         product<decltype(rows)::value>(left, stride, block.factor, dim, rank, rank, out);
       });
       for (int64_t i = 0; i < count; i++, out += rank) {
-        if (args.normalise) divide_by_rms(out, rank, args.rms_floor);
+        if (args.normalise) divide_by_rms(out, rank, args.min_rms);
       }
     }
   });

@@ -29,7 +29,7 @@ RESIDUA_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // 2^x for x <= 0, relative error below 2e-7; 0 far below the normal range; NaN stays NaN.
 RESIDUA_INLINE Vec exp2_of(Vec x) {
-  x = max_or_second(set1(kExp2Floor), x);  // this order keeps a NaN in x
+  x = max_or_second(set1(kExp2Min), x);  // this order keeps a NaN in x
   Vec whole = round_even(x);
   Vec f = x - whole;
   Vec p = set1(1.5353362e-4f);

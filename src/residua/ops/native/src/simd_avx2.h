@@ -7,7 +7,7 @@ namespace residua::RESIDUA_ISA {
 constexpr int kLanes = 8;
 constexpr int kRowBlock = 6;
 constexpr int kPanelVectors = 2;  // 6 x 2 accumulators + 2 operands + 1 broadcast of 16 registers
-constexpr float kExp2Floor = -127.0f;  // exponent field 0: multiplies by zero
+constexpr float kExp2Min = -127.0f;  // exponent field 0: multiplies by zero
 
 struct Vec {
   __m256 v;

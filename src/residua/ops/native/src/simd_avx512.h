@@ -7,7 +7,7 @@ namespace residua::RESIDUA_ISA {
 constexpr int kLanes = 16;
 constexpr int kRowBlock = 6;     // query rows per register block
 constexpr int kPanelVectors = 4;  // 6 x 4 accumulators + 4 operands + 1 broadcast of 32 registers
-constexpr float kExp2Floor = -151.0f;  // scalef rounds 2^-151 to zero
+constexpr float kExp2Min = -151.0f;  // scalef rounds 2^-151 to zero
 
 struct Vec {
   __m512 v;

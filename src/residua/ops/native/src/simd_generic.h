@@ -6,7 +6,7 @@ namespace residua::RESIDUA_ISA {
 constexpr int kLanes = 4;
 constexpr int kRowBlock = 6;
 constexpr int kPanelVectors = 2;
-constexpr float kExp2Floor = -127.0f;  // exponent field 0: multiplies by zero
+constexpr float kExp2Min = -127.0f;  // exponent field 0: multiplies by zero
 
 typedef float Floats __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));

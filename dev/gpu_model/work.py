@@ -29,8 +29,7 @@ def cdiv(value: float, step: float) -> int:
 
 
 def tensors(launch: Launch, *skip: str) -> float:
-    """Bytes of all tensors of a launch, each once: a pointer that a variant does not read is given another
-    tensor's."""
+    """Bytes of all tensors of a launch, each once: a kernel may know one by two names."""
     shapes = [x for name, x in launch.arguments.items() if isinstance(x, Shape) and name not in skip]
     return float(sum({x.storage: x.bytes for x in shapes}.values()))
 

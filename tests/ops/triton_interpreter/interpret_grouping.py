@@ -263,7 +263,7 @@ def test_budgets_are_spent_as_the_plain_version_does(cq, ck, density):
 
 
 @pytest.mark.parametrize("spread", [1e-3, 0.0])
-def test_a_budget_that_overflows_among_many_cells_of_the_same_worth(spread):
+def test_a_budget_that_overflows_among_many_cells_of_the_same_priority(spread):
     """More cells in one bucket than are looked at together, and overflows one after the other in it."""
     share = spread * random(1, 1, 30, 90)
     share[..., ::7] -= 3.0
@@ -277,7 +277,7 @@ def test_a_budget_that_overflows_among_many_cells_of_the_same_worth(spread):
         assert budget - spent < 16 * query_sizes.max()
 
 
-def test_buckets_follow_worth():
+def test_buckets_follow_priority():
     """All of them, from infinity to minus infinity, and around their borders."""
     edges = torch.cat([torch.arange(-192, 193) / 128, torch.arange(-180, 180) / 8]) - 7.7  # about -log(count)
     odd = torch.tensor([torch.nan, 40.0, -90.0, -torch.inf])
@@ -294,7 +294,7 @@ def test_buckets_follow_worth():
 @pytest.mark.parametrize("weighed", [0, 1, 2, None])
 def test_cells_by_their_mass(cq, ck, pinned, weighed):
     """Masses in, cells out: as the plain version, broken groups and pinned ones included, for budgets that
-    count what K/V groups are worth and for those that do not."""
+    count the priority of K/V groups and for those that do not."""
     mass = 3 * random(2, 2, cq, ck)
     mass[0, 1, :, 3], mass[1, 0, 2], mass[0, 0, :, 4] = torch.nan, -torch.inf, -torch.inf
     query_sizes = torch.randint(0, 40, (2, 2, cq), generator=generator(1))
@@ -302,11 +302,11 @@ def test_cells_by_their_mass(cq, ck, pinned, weighed):
     kv_sizes[0, :, 4] = 0
     total = query_sizes.sum(-1) * kv_sizes.sum(-1)
     budgets = [total // 3, total // 9]
-    worth = None if weighed == 0 else random(2, 2, ck, seed=3)
-    given = (mass, query_sizes, kv_sizes, budgets, ck - pinned, worth, weighed)
+    priority = None if weighed == 0 else random(2, 2, ck, seed=3)
+    given = (mass, query_sizes, kv_sizes, budgets, ck - pinned, priority, weighed)
     got, wanted = BACKEND.best_cells(*given), Reference().best_cells(*given)
     assert got.shape == (2, 2, 2, cq, ck - pinned)
-    # a cell whose worth rounds to that of another may stand before or behind it
+    # a cell whose priority rounds to that of another may stand before or behind it
     assert (got != wanted).double().mean() <= 2 / wanted[0].numel()
     assert got[:, 0, 1, :, 3].equal(wanted[:, 0, 1, :, 3])
     cells = torch.rand(2, *mass.shape, generator=generator(3)) < 0.5
@@ -345,7 +345,7 @@ def test_slots_are_those_of_the_plain_version(ck, single, merged):
 @pytest.mark.parametrize(
     ("dtype", "dim", "value_dim"), [(torch.float32, 20, 40), (torch.float16, 96, 64), (torch.bfloat16, 64, 64)]
 )
-def test_what_groups_are_worth(dtype, dim, value_dim, every):
+def test_the_priority_of_groups(dtype, dim, value_dim, every):
     """Empty groups, groups without a pair, padding, and groups whose spread is not finite count as a mean
     one."""
     k = random(2, 150, 2, dim, dtype=dtype).transpose(1, 2) * torch.linspace(0.1, 3, 150)[:, None].to(dtype)

@@ -65,8 +65,8 @@ def drift_kernel(
 
 
 def drift_rows(q: Tensor, drift: Drift, query: Partition) -> tuple[Tensor, Tensor]:
-    """-> y = q @ basis - origin [B, H, Nq, R], min(sum(y^2 * curve), MAX_BEND) [B, H, Nq], both fp32; what
-    rows of no group get is read by nobody."""
+    """-> y = q @ basis - origin [B, H, Nq, R], min(sum(y^2 * curve), MAX_BEND) [B, H, Nq], both fp32. What
+    rows of no group get is not read."""
     batch, heads, count, dim = q.shape
     kv_heads, rank = drift.basis.shape[1], drift.basis.shape[-1]
     y = torch.empty(batch, heads, count, rank, dtype=torch.float32, device=q.device)

@@ -96,7 +96,7 @@ def assign_kernel(
             products = tl.dot(low, c, products)
         else:
             products = tl.dot(high, c)
-        # |x|^2 is the same for every centre, so the nearest has the least |c|^2 / 2 - x.c
+        # |x|^2 is the same for every centre, so the nearest has the smallest |c|^2 / 2 - x.c
         distance = tl.load(half_tile)[None, :] - products
         tile = tl.where(distance < best, start, tile)
         best = tl.minimum(distance, best)
@@ -104,10 +104,10 @@ def assign_kernel(
         if PARTS:
             low_tile += BC * BR
         half_tile += BC
-    least = tl.min(best, 1)
+    nearest = tl.min(best, 1)
     # the lowest index among ties; a row that is nearer to nothing than infinity takes the first
-    label = tl.min(tl.where(best == least[:, None], tile + ids[None, :], C), 1)
-    label = tl.where(least == float("inf"), 0, label)
+    label = tl.min(tl.where(best == nearest[:, None], tile + ids[None, :], C), 1)
+    label = tl.where(nearest == float("inf"), 0, label)
     if VALID is not None:
         valid = tl.load(VALID + group * N + rows, mask=rows < N, other=0)
         label = tl.where(valid != 0, label, -1)

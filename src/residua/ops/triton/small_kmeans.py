@@ -67,9 +67,9 @@ def small_kmeans_kernel(
                 products = tl.dot(c_high, tl.trans(low), products)
             # the nearest centre, the lowest index among ties
             distance = half[:, None] - products
-            least = tl.min(distance, 0)
-            label = tl.min(tl.where(distance == least[None, :], ids[:, None], C), 0)
-            label = tl.where(least == float("inf"), 0, label)
+            nearest = tl.min(distance, 0)
+            label = tl.min(tl.where(distance == nearest[None, :], ids[:, None], C), 0)
+            label = tl.where(nearest == float("inf"), 0, label)
             # the sums of the rows of each centre
             mine = (ids[:, None] == label[None, :]) & (rows < N)[None, :]
             one_hot = mine.to(tl.float32).to(tl.float16)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -142,3 +144,19 @@ def test_a_primitive_is_a_public_method_of_a_subject_and_there_are_few():
 def test_the_base_class_is_the_backend_in_plain_torch():
     """So that a backend need not override anything, and falls back to what is right."""
     assert not [name for name in PRIMITIVES if name in vars(TorchBackend)]
+
+
+def test_a_call_runs_on_the_backend_of_its_session_and_releases_what_that_keeps(more, monkeypatch):
+    seen = []
+
+    class Bound(TorchBackend):
+        def attend(self, *arguments, **options):
+            seen.append("attend")
+            return super().attend(*arguments, **options)
+
+        def release(self):
+            seen.append("release")
+
+    monkeypatch.setattr(TorchBackend, "session", lambda self: nullcontext(Bound()))
+    residua.attention(*qkv(), Config(backend="torch"))
+    assert seen.count("release") == 1 and seen[-1] == "release" and "attend" in seen

@@ -164,3 +164,19 @@ def test_a_kernel_that_does_not_build_names_the_way_out(monkeypatch):
     monkeypatch.setattr(JITFunction, "run", mock.Mock(side_effect=torch.OutOfMemoryError("full")))
     with pytest.raises(torch.OutOfMemoryError):
         TritonBackend().project(x, factor, False)
+
+
+def test_what_a_call_keeps_is_its_own_and_ends_with_it():
+    x, order, backend = torch.zeros(3), torch.arange(3), TritonBackend()
+    with backend.session() as outer, backend.session() as inner:
+        outer._session.keep("rows", "in order", x, order)
+        outer._session.keep("lost", "noted", x)
+        assert outer._session.find("rows", x, order) == "in order"
+        assert outer._session.find("rows", x.clone(), order) is None  # equal, and another tensor
+        assert inner._session.find("rows", x, order) is None
+        outer.release()
+        assert outer._session.find("rows", x, order) is None
+        assert outer._session.find("lost", x) == "noted"
+    assert outer._session.find("lost", x) is None
+    backend._session.keep("rows", "in order", x, order)
+    assert backend._session.find("rows", x, order) is None  # outside of a call

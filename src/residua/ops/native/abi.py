@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -54,19 +54,28 @@ class Args(ctypes.Structure):
             odd = ", ".join(sorted(values.keys() ^ self._kinds.keys()))
             raise TypeError(f"{type(self).__name__} is built with each of its fields by name; wrong: {odd}")
         self._held: list[object] = []
-        super().__init__(**{name: self._converted(value, self._kinds[name]) for name, value in values.items()})
+        for name, value in values.items():
+            if isinstance(value, (Tensor, Partition)):
+                values[name] = self._pointing_to(value, self._kinds[name])
+            elif isinstance(value, torch.dtype):
+                values[name] = DTYPES[value]
+        super().__init__(**values)
 
-    def _converted(self, value: object, kind: type) -> object:
-        if isinstance(value, torch.dtype):
-            return DTYPES[value]
-        if isinstance(value, Tensor):
-            value = row_major(value) if kind is View else value.contiguous()
-        elif isinstance(value, Partition):
-            value = Groups.of(value)
+    def _pointing_to(self, value: Tensor | Partition, kind: type) -> object:
+        if isinstance(value, Partition):
+            order, offsets = value.order.contiguous(), value.offsets.contiguous()
+            self._held += order, offsets
+            return Groups.of(order, offsets)
+        value = row_major(value) if kind is View else value.contiguous()
         self._held.append(value)
-        if not isinstance(value, Tensor):
-            return value
         return View.of(value) if kind is View else value.data_ptr()
+
+    @classmethod
+    def _of_numbers(cls, *numbers: int) -> Any:
+        """A struct of numbers alone, in the order of its fields: many are built for every call."""
+        found = cls.__new__(cls)
+        ctypes.Structure.__init__(found, *numbers)
+        return found
 
 
 class View(Args):
@@ -76,19 +85,18 @@ class View(Args):
     def of(cls, x: Tensor, unit: int = 1) -> View:
         """A [B, H, N, D] tensor whose last dimension is contiguous; strides in elements times `unit`."""
         batch, head, row, _ = x.stride()
-        return cls(data=x.data_ptr(), batch=batch * unit, head=head * unit, row=row * unit)
+        return cls._of_numbers(x.data_ptr(), batch * unit, head * unit, row * unit)
 
 
 class Groups(Args):
     _fields_ = (*_fields(c_void_p, "order offsets"), *_fields(c_int64, "tokens groups"))
 
     @classmethod
-    def of(cls, partition: Partition) -> Groups:
-        """RouteError if order and offsets are not int64."""
-        order, offsets = partition.order, partition.offsets
+    def of(cls, order: Tensor, offsets: Tensor) -> Groups:
+        """Of a partition; RouteError if they are not int64."""
         if order.dtype != torch.long or offsets.dtype != torch.long:
             raise RouteError(f"partition in {order.dtype} / {offsets.dtype}: wanted int64")
-        return cls(order=order, offsets=offsets, tokens=order.shape[-1], groups=partition.groups)
+        return cls._of_numbers(order.data_ptr(), offsets.data_ptr(), order.shape[-1], offsets.shape[-1] - 1)
 
 
 class Shape(Args):
@@ -99,15 +107,9 @@ class Shape(Args):
         """The sizes of a call with these tensors; one that is left out is like the one before it."""
         k = q if k is None else k
         batch, heads, rows, dim = q.shape
-        return cls(
-            batch=batch,
-            heads=heads,
-            kv_heads=k.shape[1],
-            queries=rows if queries is None else queries,
-            keys=k.shape[2],
-            dim=dim,
-            value_dim=(k if v is None else v).shape[3],
-        )
+        value_dim = (k if v is None else v).shape[3]
+        queries = rows if queries is None else queries
+        return cls._of_numbers(batch, heads, k.shape[1], queries, k.shape[2], dim, value_dim)
 
 
 class AttendArgs(Args):

@@ -16,7 +16,8 @@ from rich.console import Console
 
 import residua
 from residua.method.reconstructions import RECONSTRUCTIONS
-from residua.tools.cli.app import figures, readable_errors, show
+from residua.tools.cli.app import readable_errors, show
+from residua.tools.reports.table import Table
 from tests.support.command import run
 
 
@@ -72,9 +73,8 @@ def test_names_in_a_message_cannot_steer_the_terminal(capsys):
 def test_numbers_are_whole_in_a_narrow_terminal(monkeypatch):
     screen = Console(file=io.StringIO(), width=40)
     monkeypatch.setattr(sys.modules["residua.tools.cli.app"], "console", screen)  # `cli.app` is the Typer
-    table = figures("costs", "part", *(f"column {n}" for n in range(4)))
-    table.add_row("attention", *(f"{n}23,456.789 s" for n in range(4)))
-    show(table)
+    columns = ("part", *(f"column {n}" for n in range(4)))
+    show(Table("costs", columns, (("attention", *(f"{n}23,456.789 s" for n in range(4))),)).rich())
     printed = screen.file.getvalue()
     assert all(f"{n}23,456.789 s" in printed for n in range(4)) and "…" not in printed
 

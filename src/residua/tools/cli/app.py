@@ -14,7 +14,6 @@ from typing import Annotated, Any, TypeVar, get_args
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from ...errors import InputError, ResiduaError
@@ -228,11 +227,3 @@ def show(table: RenderableType) -> None:
     wide = console.width >= MIN_COLUMNS
     printer = console if wide else Console(file=console.file, width=MIN_COLUMNS)
     printer.print(table)
-
-
-def figures(title: str | None, *columns: str) -> Table:
-    """A table of numbers for a terminal of 80 columns: the name on the left, numbers right-aligned."""
-    table = Table(title=title, box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
-    return table

@@ -10,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from ..evaluate.records import Record
 from ..evaluate.rows import Row
 from ..evaluate.run import Watcher
 from ..evaluate.store import DONE, FAILED, Store
 from ..evaluate.suite import Suite
-from .app import console, figures
+from ..reports.table import Table
+from .app import console
 
 REFRESHES = 2.0  # per second
 
@@ -42,24 +42,20 @@ class Board(Watcher):
     def told(self, summary: Record) -> None:
         self._summaries[str(summary["id"])] = summary
 
-    def __rich__(self) -> Table:
-        total, known = sum(self._wanted.values()), list(self._summaries.values())
+    def __rich__(self) -> Any:
+        total, known = sum(self._wanted.values()), len(self._summaries)
         running = 0 if self._store is None else self._store.running()
-        title = f"{len(known)} of {total} rows, {running} running, {self._left(total)} left"
-        table = figures(title, "setting", "done", "failed", "left", "PSNR\ndB", "seconds")
-        for name in self._names:
-            rows = [row for row in known if row["setting"] == name]
-            done = [row for row in rows if row["status"] == DONE]
-            failed = sum(row["status"] == FAILED for row in rows)
-            table.add_row(
-                name,
-                str(len(done)),
-                str(failed) if failed else "",
-                str(self._wanted[name] - len(rows)),
-                _mean(done, "psnr", "{:.2f}"),
-                _mean(done, "seconds", "{:.2f}"),
-            )
-        return table
+        title = f"{known} of {total} rows, {running} running, {self._left(total)} left"
+        columns = ("setting", "done", "failed", "left", "PSNR dB", "seconds")
+        return Table(title, columns, tuple(map(self._row, self._names))).rich()
+
+    def _row(self, name: str) -> tuple[str, ...]:
+        rows = [row for row in self._summaries.values() if row["setting"] == name]
+        done = [row for row in rows if row["status"] == DONE]
+        failed = sum(row["status"] == FAILED for row in rows)
+        left = self._wanted[name] - len(rows)
+        means = (_mean(done, "psnr", "{:.2f}"), _mean(done, "seconds", "{:.2f}"))
+        return name, str(len(done)), str(failed) if failed else "", str(left), *means
 
     def _left(self, total: int) -> str:
         made, left = len(self._summaries) - self._before, total - len(self._summaries)

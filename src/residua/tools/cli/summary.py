@@ -15,7 +15,7 @@ from ..generate.flops import flops_unit
 from ..generate.noise_floor import MEANING as NOISE_FLOOR
 from ..generate.noise_floor import noise_floor_text
 from ..metrics.video_quality import METRICS
-from .app import figures
+from ..reports.table import Table
 
 if TYPE_CHECKING:
     from ...world.physics import Physics
@@ -27,11 +27,11 @@ LOAD = 1.5  # runnable programs per core in use
 def summary(comparison: Comparison) -> Group:
     """The result in one line, the figures, and the reasons for missing values."""
     dense, found, total = comparison.dense, comparison.quality, comparison.report.total
-    table = figures(None, "", *(["sparse"] if dense is None else ["dense", "sparse"]))
+    rows: list[tuple[str, ...]] = []
 
     def row(name: str, of_dense: str | None, sparse: str | None) -> None:
         if sparse is not None:
-            table.add_row(name, *([] if dense is None else [of_dense or ""]), sparse)
+            rows.append((name, sparse) if dense is None else (name, of_dense or "", sparse))
 
     row(
         "whole generation, seconds",
@@ -66,6 +66,8 @@ def summary(comparison: Comparison) -> Group:
     if comparison.noise_floor is not None:
         reasons.insert(0, f"the noise floor: {NOISE_FLOOR}")
     heading = Text(f"{comparison.headline} ({comparison.tokens:,} video tokens)", style="bold")
+    columns = ("", "sparse") if dense is None else ("", "dense", "sparse")
+    table = Table("", columns, tuple(rows)).rich()
     return Group(heading, table, *(Text(reason, style="dim") for reason in reasons))
 
 

@@ -10,7 +10,8 @@ import typer
 
 from ...errors import InputError
 from ...world.held_out import TUNING_PROMPTS
-from .app import command, console, figures, show, writable
+from ..reports.table import Table, number
+from .app import command, console, show, writable
 from .options import ForceFile, Model, PipelineOptions, Prompts, command_line, words
 
 if TYPE_CHECKING:
@@ -174,17 +175,16 @@ def _print_table(model: str, target: Target, log: Log) -> None:
     """Every setting that was tried, with the noise floor above the trials on the same clips."""
     from ..generate.noise_floor import MEANING
 
-    columns = ("density", "guard", "cost", "worst", "PSNR\ndB", "LPIPS", "error", "speed\n-up", "")
-    table = figures(f"{model}: {target}", "", *columns)
+    columns = ("", "density", "guard", "cost", "worst", "PSNR dB", "LPIPS", "error", "speed -up", "")
+    rows: list[tuple[str, ...]] = []
     for where, trials in log.trials.items():
         noise_floor = log.noise_floors.get(where)
         if noise_floor:
-            psnr, lpips = _number(noise_floor.get("psnr"), "{:.2f}"), _number(noise_floor.get("lpips"))
-            table.add_row(f"{where}: noise floor", "", "", "", "", psnr, lpips, "", "", "")
-        for trial in trials:
-            table.add_row(where, *_cells(trial))
-    if table.row_count:
-        show(table)
+            psnr, lpips = number(noise_floor.get("psnr"), "{:.2f}"), number(noise_floor.get("lpips"), "{:.4g}")
+            rows.append((f"{where}: noise floor", "", "", "", "", psnr, lpips, "", "", ""))
+        rows += [(where, *_cells(trial)) for trial in trials]
+    if rows:
+        show(Table(f"{model}: {target}", columns, tuple(rows)).rich())
     if any(log.noise_floors.values()):
         console.print(f"the noise floor: {MEANING}", soft_wrap=True)
 
@@ -195,14 +195,10 @@ def _cells(trial: Trial) -> list[str]:
         f"{config.density:g}",
         f"{config.max_error:g}",
         f"{trial.cost:.1%}",
-        _number(trial.worst),
-        _number(trial.means.psnr, "{:.2f}"),
-        _number(trial.means.lpips),
-        _number(trial.means.error),
-        _number(trial.means.speedup, "{:.2f}x"),
+        number(trial.worst, "{:.4g}"),
+        number(trial.means.psnr, "{:.2f}"),
+        number(trial.means.lpips, "{:.4g}"),
+        number(trial.means.error, "{:.4g}"),
+        number(trial.means.speedup, "{:.2f}x"),
         "kept" if trial.kept else "missed",
     ]
-
-
-def _number(value: float | None, form: str = "{:.4g}") -> str:
-    return "-" if value is None else form.format(value)

@@ -6,10 +6,10 @@ import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 _NUMBER = re.compile(r"[-+]?[\d.]")
-TITLE_WIDTH = 10  # of a column in the terminal; wider if its cells are
+TITLE_WIDTH = 7  # of a column in the terminal; wider if its cells are
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Table:
             return f"[{colours[word]}]{word}[/]{escape(cell[len(word) :])}" if colours and word else escape(cell)
 
         table = RichTable(
-            title=escape(self.title),
+            title=escape(self.title) or None,
             title_justify="left",
             caption_justify="left",
             box=None,
@@ -82,12 +82,11 @@ class Table:
             if place == 0:
                 table.add_column(escape(self.columns[0]), overflow="fold")
             else:
-                justify: Literal["left", "right"] = "right" if self._holds_numbers(place) else "left"
-                table.add_column(
-                    escape(self._narrow_title(place)),
-                    justify=justify,
-                    vertical="bottom" if justify == "right" else "top",
-                )
+                title = escape(self._narrow_title(place))
+                if self._holds_numbers(place):
+                    table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
+                else:
+                    table.add_column(title, overflow="fold")
         for row in self.rows:
             style = "bold" if row[0] == self.emphasis else None
             table.add_row(*(coloured(row[place]) for place in shown), style=style)

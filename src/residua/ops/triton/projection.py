@@ -24,7 +24,7 @@ def project_kernel(
     strides,
     tiles,
     columns,  # D, as a number that the compiler does not know: it would unroll the loop, and spill
-    floor,
+    minimum,
     D: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -51,10 +51,10 @@ def project_kernel(
                 part = w.to(x.dtype)
                 y = tl.dot(x, part, y)
                 w -= part.to(tl.float32)
-    # y / max(rms(y), floor)
+    # y / max(rms(y), minimum)
     if NORMALISE:
         rms = tl.sqrt(tl.sum(y * y, 1) / R)
-        y /= tl.maximum(rms, floor)[:, None]
+        y /= tl.maximum(rms, minimum)[:, None]
     if Y.dtype.element_ty == tl.float16:
         y = finite_fp16(y)
     store_rows(Y + head * N * R, rows, cols, y, rows < N, R)

@@ -36,7 +36,7 @@ def cosine(turns):
 
 
 @triton.jit
-def inverse_root(gram, rank, BR: tl.constexpr, floor):
+def inverse_root(gram, rank, BR: tl.constexpr, minimum):
     """W with W gram W^T = 1, lower triangular: the inverse of the Cholesky factor.  # [BR, BR] -> the same"""
     rows = tl.arange(0, BR)[:, None]
     cols = tl.arange(0, BR)[None, :]
@@ -45,7 +45,7 @@ def inverse_root(gram, rank, BR: tl.constexpr, floor):
     for j in range(0, rank):
         column = tl.sum(tl.where(cols == j, gram, 0.0), 1)  # [BR]
         pivot = tl.sum(tl.where(tl.arange(0, BR) == j, column, 0.0), 0)
-        root = 1.0 / tl.sqrt(tl.maximum(pivot, floor * largest + 1e-37))
+        root = 1.0 / tl.sqrt(tl.maximum(pivot, minimum * largest + 1e-37))
         gram_row = tl.sum(tl.where(rows == j, gram, 0.0), 0) * root
         inverse_row = tl.sum(tl.where(rows == j, inverse, 0.0), 0) * root
         below = tl.where(tl.arange(0, BR) > j, column * root, 0.0)[:, None]
@@ -108,7 +108,7 @@ def subspace_kernel(
     rank,
     rounds,
     shift,
-    floor,
+    minimum,
     length,  # sqrt(2 / n)
     BN: tl.constexpr,
     BR: tl.constexpr,
@@ -140,14 +140,14 @@ def subspace_kernel(
         # two products between the later factors; after the last one only a factor: one pass loses digits
         for _ in range(0, tl.where(step < rounds, tl.where(step < 2, 1, 2), 0)):
             multiply(MATRIX, OUT, OUT, shift, size, n, rank, BN, BR, BK)
-        inverse = inverse_root(inner_products(OUT, OUT, n, rank, BR, BK), rank, BR, floor)
+        inverse = inverse_root(inner_products(OUT, OUT, n, rank, BR, BK), rank, BR, minimum)
         turn_columns(OUT, OUT, inverse, n, rank, BR, BK)
     # F = basis @ upper with upper^T upper = basis^T matrix basis / mean
     if FACTOR:
         multiply(MATRIX, OUT, WORK, 0.0, size, n, rank, BN, BR, BK)
         gram = inner_products(OUT, WORK, n, rank, BR, BK)
         mean = tl.sum(tl.sum(tl.where(cols[:, None] == cols[None, :], gram, 0.0), 1), 0) / rank
-        inverse = inverse_root(gram, rank, BR, floor) / tl.sqrt(tl.maximum(mean, 1e-37))
+        inverse = inverse_root(gram, rank, BR, minimum) / tl.sqrt(tl.maximum(mean, 1e-37))
         # W gram is the transposed root. The products are summed again: held through the loop they would cost
         # registers. WORK @ W^T would be cheaper, and is the same only where the iteration has converged
         gram = inner_products(OUT, WORK, n, rank, BR, BK)

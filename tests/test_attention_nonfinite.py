@@ -67,7 +67,7 @@ def test_these_calls_have_summaries():
     """Without, the tests here would say nothing about them."""
     for reconstruction in ("anchored", "tail"):
         _, receipt = attention(*qkv(), small(reconstruction=reconstruction), return_receipt=True)
-        assert receipt.chosen["plain"] == receipt.chosen["dense"] == 0
+        assert receipt.chosen["without summary"] == receipt.chosen["dense"] == 0
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -61,7 +61,7 @@ class Call:
     broken_channels: Tensor | None = None  # [B, Hkv, Dv] bool, channels in which a value is not finite
 
     @property
-    def shares(self) -> int:
+    def heads_per_kv(self) -> int:
         """Query heads per K/V head."""
         return self.q.shape[1] // self.k.shape[1]
 
@@ -207,7 +207,7 @@ class Choice(IntEnum):
 
     WITH_DRIFT = 0  # attends to the summary, which changes from row to row
     WITHOUT_DRIFT = 1  # attends to the summary as it is at the anchor
-    PLAIN = 2  # drops them
+    WITHOUT_SUMMARY = 2  # drops them
     DENSE = 3  # skips none
 
     @property

@@ -266,7 +266,7 @@ def test_a_run_without_a_sparse_call_is_said_once_with_its_number(caplog):
 
 def test_large_errors_and_many_dense_heads_are_said(caplog):
     watch = RunWatch("transformer")
-    watch.read([SimpleNamespace(error=0.5, chosen={"plain": 8, "dense": 2})])
+    watch.read([SimpleNamespace(error=0.5, chosen={"without summary": 8, "dense": 2})])
     watch.speak()
     watch.speak()
     error, heads = warnings_of(caplog)

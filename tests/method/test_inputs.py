@@ -18,7 +18,7 @@ Q, K, V = qkv(heads=4, kv_heads=2, queries=20, keys=30, dim=8, value_dim=6)
 
 def test_a_good_call_is_named():
     call = validate(Q, K, V, pinned_keys=(25, 30), exact_queries=[(0, 2), (4, 5)])
-    assert call.scale == pytest.approx(1 / math.sqrt(8)) and call.shares == 2 and call.routable
+    assert call.scale == pytest.approx(1 / math.sqrt(8)) and call.heads_per_kv == 2 and call.routable
     assert call.pinned_keys.ranges == ((25, 30),) and call.free_keys.ranges == ((0, 25),)
     assert call.exact_queries.ranges == ((0, 2), (4, 5)) and call.free_queries.ranges == ((2, 4), (5, 20))
 

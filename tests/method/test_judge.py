@@ -151,6 +151,6 @@ def test_the_pairs_of_the_judging_are_those_of_the_probes_with_their_kept_cells(
 def test_a_summary_without_drift_does_not_claim_one():
     for config in (small(reconstruction="tail", drift_rank=0), small(drift_rank=0)):
         _, receipt = attention(*qkv(), config, return_receipt=True)
-        assert receipt.chosen == {"with drift": 0, "without drift": 2, "plain": 0, "dense": 0}
+        assert receipt.chosen == {"with drift": 0, "without drift": 2, "without summary": 0, "dense": 0}
     _, receipt = attention(*qkv(), paper(), return_receipt=True)
     assert receipt.chosen == {}

@@ -75,7 +75,7 @@ class WholeCall:
         if call.key_mask is not None:
             valid = call.key_mask[part][0]
             keys, pinned = keys[valid[keys]], pinned[valid[pinned]]
-        k, v = (x[part].repeat_interleave(call.shares, dim=1).float() for x in (call.k, call.v))
+        k, v = (x[part].repeat_interleave(call.heads_per_kv, dim=1).float() for x in (call.k, call.v))
         outcome = run(self._task(part, q.contiguous(), k[:, :, keys], v[:, :, keys], centres))
         if not len(pinned):
             return outcome.out, outcome

@@ -76,7 +76,7 @@ def restore(out: Tensor, sized: SizedCall, power: int) -> Tensor:
     if broken is None and passes_on and not sized.rules.host_may_wait:
         broken = backend.lost_channels(call.v, call.key_mask)
     if broken is not None and passes_on:
-        lost = broken.repeat_interleave(call.shares, dim=1)[:, :, None, :]  # [B, H, 1, Dv]
+        lost = broken.repeat_interleave(call.heads_per_kv, dim=1)[:, :, None, :]  # [B, H, 1, Dv]
         out = backend.spoil(out, lost)
     if call.key_mask is not None:
         out = out.masked_fill(~call.key_mask.any(-1)[:, None, None, None], 0.0)

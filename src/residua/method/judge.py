@@ -14,7 +14,7 @@ from .stages import GroupedCall, Routing, Verdict
 from .text import beside_held
 
 # In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
-CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.PLAIN)
+CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.WITHOUT_SUMMARY)
 HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must not decide
 # A head whose estimate is above the bound by more than this runs dense at once; one that is less far off may
 # only be badly estimated, and is given more in its next call.
@@ -48,7 +48,7 @@ def judge(grouped: GroupedCall, routing: Routing, summary: SummaryKeys, policy: 
         error = torch.where(choice == Choice.DENSE, 0.0, sparse_error)
 
     def costs() -> dict[str, Tensor]:
-        sizes = route.kv.sizes.repeat_interleave(call.shares, dim=1)[..., None, :]
+        sizes = route.kv.sizes.repeat_interleave(call.heads_per_kv, dim=1)[..., None, :]
         # the exact pass holds the scores already; only the values are summed a second time
         share = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])
         return {"judging": share * (kept * sizes).sum((-2, -1)).double()}

@@ -9,7 +9,7 @@ from ..errors import InputError
 from ..ops.backend import Backend
 from ..ops.grouping import count_labels
 from ..types import Probes
-from ..util.golden import spread_order
+from ..util.golden import golden_order
 from .stages import GroupedCall
 
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
@@ -78,7 +78,7 @@ def visiting_order(labels: Tensor, groups: int, order: str) -> Tensor:
     if order == "index":
         return index.expand(*labels.shape[:-1], groups)
     if order == "spread":
-        first = spread_order(groups, labels.device)  # [groups], in visiting order
+        first = golden_order(groups, labels.device)  # [groups], in visiting order
         return torch.empty_like(index).scatter_(0, first, index).expand(*labels.shape[:-1], groups)
     if order == "largest":
         first = count_labels(labels, groups).argsort(dim=-1, descending=True, stable=True)

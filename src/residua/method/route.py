@@ -38,7 +38,7 @@ def cell_scores(grouped: GroupedCall) -> Tensor:
         kv = grouping.kv
         mass = mass_at_anchors(grouped, grouping.kv_centroids, kv.sizes.float().log())
     if score == "value-error":
-        error = value_spread(grouped).repeat_interleave(call.shares, dim=1)
+        error = value_spread(grouped).repeat_interleave(call.heads_per_kv, dim=1)
         mass = mass + error.clamp(min=torch.finfo(torch.float32).tiny).log()[..., None, :]
     return keep_broken(grouped, mass)
 
@@ -47,7 +47,7 @@ def keep_broken(grouped: GroupedCall, log_mass: Tensor) -> Tensor:
     """NaN, which is always kept, for the groups with NaN or Inf among their keys: an infinite key may have no
     mass at the query centroid and still dominate a row.  # [B, H, Cq, Ck]"""
     broken = _broken_groups(grouped) & (grouped.grouping.kv.sizes > 0)
-    return torch.where(broken.repeat_interleave(grouped.call.shares, dim=1)[..., None, :], torch.nan, log_mass)
+    return torch.where(broken.repeat_interleave(grouped.call.heads_per_kv, dim=1)[..., None, :], torch.nan, log_mass)
 
 
 def _broken_groups(grouped: GroupedCall) -> Tensor:
@@ -68,7 +68,7 @@ def mass_at_anchors(grouped: GroupedCall, keys: Tensor, log_size: Tensor) -> Ten
     keys [B, Hkv, Ck, D], log_size [B, Hkv, Ck] -> [B, H, Cq, Ck] fp32
     """
     call = grouped.call
-    keys, log_size = (x.repeat_interleave(call.shares, dim=1) for x in (keys, log_size))
+    keys, log_size = (x.repeat_interleave(call.heads_per_kv, dim=1) for x in (keys, log_size))
     return call.scale * grouped.backend.matmul(grouped.grouping.anchors, keys.mT) + log_size[..., None, :]
 
 
@@ -156,9 +156,9 @@ def best_cells(
         [budgets, B, H, Cq, Ck] bool.
     """
     call, grouping = grouped.call, grouped.grouping
-    if priority is not None and call.shares > 1:
-        priority = priority.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
-    kv_sizes = grouping.kv.sizes.repeat_interleave(call.shares, dim=1)  # [B, H, Ck]
+    if priority is not None and call.heads_per_kv > 1:
+        priority = priority.repeat_interleave(call.heads_per_kv, dim=1)  # [B, H, Ck]
+    kv_sizes = grouping.kv.sizes.repeat_interleave(call.heads_per_kv, dim=1)  # [B, H, Ck]
     free = kv_sizes.shape[-1] - grouping.pinned_groups
     if grouped.config.budget_scope == "head":
         found = grouped.backend.best_cells(
@@ -195,5 +195,5 @@ def _spend_per_group(log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, b
 def _occupied(grouped: GroupedCall) -> Tensor:
     """Cells that hold anything.  # [B, H, Cq, Ck] bool"""
     grouping = grouped.grouping
-    kv_sizes = grouping.kv.sizes.repeat_interleave(grouped.call.shares, dim=1)
+    kv_sizes = grouping.kv.sizes.repeat_interleave(grouped.call.heads_per_kv, dim=1)
     return (grouping.query.sizes[..., :, None] > 0) & (kv_sizes[..., None, :] > 0)

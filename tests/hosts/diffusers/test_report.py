@@ -199,7 +199,7 @@ def test_equal_notes_are_counted_together():
             flops=1,
             timings=None,
             beside={"routing": torch.ones(1, 2)},
-            chosen={"plain": 2},
+            chosen={"without summary": 2},
             notes=(
                 Note("density {} is above the target 0.22", density),
                 Note("{} of 4 heads run", round(10 * density)),
@@ -213,7 +213,7 @@ def test_equal_notes_are_counted_together():
         "... of 4 heads run": 2,
         "the estimated error ... is large": 2,
     }
-    assert log.beside == {"routing": 4.0} and log.chosen == {"plain": 4}
+    assert log.beside == {"routing": 4.0} and log.chosen == {"without summary": 4}
 
 
 def test_profile_adds_the_time_of_every_stage(tiny, scheduler, denoise, speed_up):

@@ -89,7 +89,7 @@ def test_every_kind_of_work_is_what_it_says():
     """Counted by hand, for 4 heads of 300 x 280 with 8 and 16 groups, D = 16, Dv = 24."""
     q, k, v = qkv(1, 4, 2, 300, 280, 16, 24)
     _, receipt = attention(q, k, v, small(density=0.5), return_receipt=True)
-    assert receipt.chosen["plain"] == 0
+    assert receipt.chosen["without summary"] == 0
     rows, pair, dense = 300, 16 + 24, 4 * 300 * 280
     per_head = {
         "routing": 8 * 280 * 16 / pair,
@@ -109,7 +109,7 @@ def test_every_kind_of_work_is_what_it_says():
 def test_every_kind_of_work_of_the_tail_is_what_it_says():
     q, k, v = qkv(1, 4, 2, 300, 280, 16, 24)
     _, receipt = attention(q, k, v, small(density=0.5, reconstruction="tail"), return_receipt=True)
-    assert receipt.chosen["plain"] == 0
+    assert receipt.chosen["without summary"] == 0
     pair = 16 + 24
     per_head = {
         "routing": 8 * 16 * 16 / pair + 280 * (16 + 16 + 16 + 24) / pair / 2,  # of two heads: one mean query
@@ -124,7 +124,7 @@ def test_every_kind_of_work_of_the_tail_is_what_it_says():
 def test_a_head_without_a_summary_does_not_pay_for_one():
     q, k, v = qkv(queries=200)
     _, receipt = attention(20 * q, k, v, small(density=0.5), return_receipt=True)
-    assert receipt.chosen["plain"] == 2
+    assert receipt.chosen["without summary"] == 2
     assert receipt.costs["summary"] == receipt.costs["anchors"] == receipt.costs["covariances"] == 0
     assert any("2 of 2 heads run without a summary" in note for note in receipt.notes)
 
@@ -193,7 +193,7 @@ def test_concentrated_heads_run_plain_and_say_so():
     q, k, v = concentrated()
     config = Config(density=0.3, backend="torch", **BUDGET)
     out, receipt = attention(q, k, v, config, return_receipt=True)
-    assert receipt.chosen["plain"] == 2
+    assert receipt.chosen["without summary"] == 2
     assert any(note.startswith("2 of 2 heads run without a summary") for note in receipt.notes)
     assert out.isfinite().all()
 

@@ -84,7 +84,7 @@ def test_a_whole_call_of_equal_rows_is_dense(spans, summary_slots):
         q, k, v, small(query_groups=1, summary_slots=summary_slots, drift_rank=4), **spans, return_receipt=True
     )
     assert worst(out, masked_attention(q, k, v)[0]) < 1e-5
-    assert receipt.density < 0.3 and receipt.chosen["plain"] == 0 and receipt.error < 1e-5
+    assert receipt.density < 0.3 and receipt.chosen["without summary"] == 0 and receipt.error < 1e-5
 
 
 def scattered(eps, anchor, keys, groups, seed=0):
@@ -287,7 +287,7 @@ def test_centres_of_shared_keys_serve_every_head(backend, kv_heads):
     expanded_call = validate(call.q, expand_heads(call.k, 4), expand_heads(call.v, 4))
     labels = expand_heads(grouping.kv.labels, 4)
     expanded_grouping = grouping_of(expanded_call, grouping.query, partition(labels, CK))
-    assert call.shares == shares and expanded_call.shares == 1
+    assert call.heads_per_kv == shares and expanded_call.heads_per_kv == 1
     found = []
     for one, groups, middle in ((call, grouping, centres), (expanded_call, expanded_grouping, every)):
         grouped = in_groups(one, groups, backend, single_slots=2, merged_slots=3)

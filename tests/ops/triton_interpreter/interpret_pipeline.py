@@ -69,7 +69,7 @@ def test_heads_whose_scores_an_expansion_leaves_out_do_without_one():
         choices.append(receipt.choice_per_head.tolist())
         assert out.isfinite().all()
     assert choices[0] == choices[1]
-    assert [choice == Choice.PLAIN for choice in choices[0][0]] == [False, True, False, True]
+    assert [choice == Choice.WITHOUT_SUMMARY for choice in choices[0][0]] == [False, True, False, True]
 
 
 def test_half_precision_stays_near_dense_attention():

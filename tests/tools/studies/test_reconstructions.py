@@ -203,15 +203,15 @@ def test_calls_on_which_anchored_is_worse_are_listed_with_what_they_chose():
     runs = [
         *(replace(run, table=SAME_COST) for run in simpler),
         made("probe", 0.22, 0.1),  # not at the same cost
-        made("anchored", 0.08, 0.25, chosen="plain", notes=(note,), estimate=None),
+        made("anchored", 0.08, 0.25, chosen="without summary", notes=(note,), estimate=None),
         made("anchored", 0.14, 0.1 * WORSE),  # not by more than that
         made("anchored", 0.22, 0.3),  # no partner on the same call
     ]
     assert [(ours.target, ours.mean, other.mean) for ours, other in worse_calls(runs)] == [(0.08, 0.25, 0.1)]
     (table,) = worse_tables(runs)
-    assert table.rows == (("m c", "8 %", "0.25", "-", "0.1", "probe", "plain"),) and note in table.note
+    assert table.rows == (("m c", "8 %", "0.25", "-", "0.1", "probe", "without summary"),) and note in table.note
     found = reconstruction_findings(runs)[-1]
-    assert found.holds is False and "1 of 2" in found.evidence and "it chose plain" in found.evidence
+    assert found.holds is False and "1 of 2" in found.evidence and "it chose without summary" in found.evidence
     assert worse_tables([]) == [] and reconstruction_findings([])[-1].verdict == "not measured"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ops.backend import Backend
-from ...util.golden import ONE, spread_indices, spread_places
+from ...util.golden import ONE, golden_indices, golden_places
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device
     The position within a part follows the golden ratio."""
     heads, rows = shape
     if valid is None:
-        return spread_indices(groups, rows, device).expand(heads, groups)
+        return golden_indices(groups, rows, device).expand(heads, groups)
     ranked = torch.argsort(valid.logical_not().to(torch.uint8), dim=-1, stable=True)  # valid rows first
-    return ranked.gather(-1, spread_places(groups, device) * valid.sum(-1, keepdim=True) // (groups * ONE))
+    return ranked.gather(-1, golden_places(groups, device) * valid.sum(-1, keepdim=True) // (groups * ONE))
 
 
 def first_centres(x: Tensor, groups: int, valid: Tensor | None) -> Tensor:

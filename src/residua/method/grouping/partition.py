@@ -67,9 +67,9 @@ class KeyResponse(Partitioner):
         call, sizes, backend = sized.call, sized.sizes, sized.backend
         rows = call.free_queries.take(call.q, 2)
         of_keys = key_metric(rows, sizes.metric_rows, sized.config.metric_spacing, backend)  # [B, H, D, D]
-        if call.shares > 1:
+        if call.heads_per_kv > 1:
             # heads that share keys share a key metric: the mean of theirs
-            of_keys = of_keys.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+            of_keys = of_keys.unflatten(1, (call.k.shape[1], call.heads_per_kv)).mean(2)
         return metric_factor(of_keys, sizes.key_rank, sized.rules, backend)
 
 
@@ -110,8 +110,8 @@ def group_tokens(
 
     free = sizes.kv_groups
     factor = partitioner.query_factor(sized, kv_centroids[..., :free, :], kv.sizes[..., :free])
-    if factor is not None and call.shares > 1:
-        factor = factor.repeat_interleave(call.shares, dim=1)
+    if factor is not None and call.heads_per_kv > 1:
+        factor = factor.repeat_interleave(call.heads_per_kv, dim=1)
     rows = call.free_queries.take(call.q, 2)
     coordinates, labels = _cluster(
         rows, factor, True, keep_coordinates, sizes.query_groups, steps, query_start, None, backend

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...ops.backend import Backend
-from ...util.golden import spread_indices
+from ...util.golden import golden_indices
 from ..rules import Rules
 
 
@@ -23,7 +23,7 @@ def key_metric(q: Tensor, rows: int, spacing: str, backend: Backend) -> Tensor:
     q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would spoil every group.
     """
     total = q.shape[-2]
-    place = spread_indices if spacing == "golden" else evenly_spaced
+    place = golden_indices if spacing == "golden" else evenly_spaced
     index = place(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
     return backend.second_moment(backend.gather_rows(q, index), None, centred=False)
 

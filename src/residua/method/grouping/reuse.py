@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...ops.backend import Backend
 from ...types import Grouping, GroupMemory, Partition, Rows
-from ...util.golden import spread_indices
+from ...util.golden import golden_indices
 from ..stages import SizedCall
 from .partition import group_tokens, keep_empty
 
@@ -91,7 +91,7 @@ def _as_many(centroids: Tensor, count: int, x: Tensor, rows: Rows) -> Tensor:
     more = count - have
     if more <= 0:
         return centroids[:, :, torch.arange(count, device=x.device) * have // count]
-    index = rows.index(x.device)[spread_indices(more, rows.count, x.device)]
+    index = rows.index(x.device)[golden_indices(more, rows.count, x.device)]
     return torch.cat([centroids, x[:, :, index].to(centroids.dtype)], 2)
 
 
@@ -138,7 +138,7 @@ def stale_heads(sized: SizedCall, grouping: Grouping) -> Tensor:
     keys = _excess(call.k, call.free_keys, grouping.kv, centroids, grouping.key_factor, False, backend)
     queries = _excess(
         call.q, call.free_queries, grouping.query, grouping.query_centroids, grouping.query_factor, True, backend
-    ).unflatten(1, (call.k.shape[1], call.shares))
+    ).unflatten(1, (call.k.shape[1], call.heads_per_kv))
     return ~((keys <= STALE) & (queries.mean(2) <= STALE))  # NaN counts as stale
 
 
@@ -152,7 +152,7 @@ def _excess(
     backend: Backend,
 ) -> Tensor:
     """Squared distance of sampled rows to their own centroid over that to the nearest one.  # [B, H]"""
-    index = rows.index(x.device)[spread_indices(min(SAMPLE, rows.count), rows.count, x.device)]
+    index = rows.index(x.device)[golden_indices(min(SAMPLE, rows.count), rows.count, x.device)]
     index = index.expand(*x.shape[:2], -1)
 
     def to_coordinates(points: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def centres_cost(sized: SizedCall) -> HeadCost:
     """What finding the centres and their masses costs a head."""
     call, groups = sized.call, sized.groups
     product = call.q.shape[3] / (call.q.shape[3] + call.v.shape[3])  # as a share of a pair
-    found = (1 + 2 * product) / call.shares if sized.rules.weighs_centres else 0.0
+    found = (1 + 2 * product) / call.heads_per_kv if sized.rules.weighs_centres else 0.0
     return HeadCost(fixed=groups[0] * groups[1] * product, per_key=found)
 
 
@@ -87,7 +87,7 @@ def _merge(grouped: GroupedCall, routing: Routing, slots: Slots) -> tuple[Tensor
     step = chunk_rows(4 * batch * heads * groups * widest, cq)
     add = _add_by_index if grouped.rules.adds_in_order else _add_by_product
     for source, sums in ((centres.keys, keys), (centres.values, values)):
-        source = source.repeat_interleave(call.shares, dim=1)[..., None, :, :]  # [B, H, 1, Ck, D]
+        source = source.repeat_interleave(call.heads_per_kv, dim=1)[..., None, :, :]  # [B, H, 1, Ck, D]
         for first in range(0, cq, step):
             part = slice(first, first + step)
             sums[:, :, part] = add(weight[:, :, part], source, index[:, :, part], count + 1)
@@ -114,6 +114,6 @@ def _add_by_product(weight: Tensor, source: Tensor, index: Tensor, slots: int) -
 def _mean_query(call: Call, grouping: Grouping) -> Tensor:
     """The mean over all rows of the heads that share keys.  # [B, Hkv, 1, D] fp32"""
     size = grouping.query.sizes.float()[..., None]  # [B, H, Cq, 1]
-    total = (grouping.anchors * size).sum(2).unflatten(1, (call.k.shape[1], call.shares)).sum(2)
-    rows = size.sum(2).unflatten(1, (call.k.shape[1], call.shares)).sum(2).clamp(min=1)
+    total = (grouping.anchors * size).sum(2).unflatten(1, (call.k.shape[1], call.heads_per_kv)).sum(2)
+    rows = size.sum(2).unflatten(1, (call.k.shape[1], call.heads_per_kv)).sum(2).clamp(min=1)
     return (total / rows)[:, :, None]

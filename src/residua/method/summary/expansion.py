@@ -38,7 +38,7 @@ def drift(grouped: GroupedCall, slots: Slots, scatter: Scatter | None = None) ->
     """What the slots of a query group have in common: Cov(v, k) and Var(k) of the skipped keys, by their
     mass, in the directions in which both queries and keys vary most."""
     call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
-    heads, shares = call.k.shape[1], call.shares
+    heads, shares = call.k.shape[1], call.heads_per_kv
     to_query, to_key = directions(grouped, scatter)  # [B, Hkv, D, R] each
 
     def by_keys(x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def drift_cost(sized: SizedCall) -> HeadCost:
     inside = merged if merged and sized.rules.pools_covariances else sizes.kv_groups
     mixed = inside + merged
     mixing = sizes.query_groups * mixed * rank * product
-    return HeadCost(call.free_queries.count * rank + mixing, rank / call.shares)
+    return HeadCost(call.free_queries.count * rank + mixing, rank / call.heads_per_kv)
 
 
 def directions(grouped: GroupedCall, scatter: Scatter | None = None) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def directions(grouped: GroupedCall, scatter: Scatter | None = None) -> tuple[Te
     far as `Sizes.drift_rank` directions go; the keys' coordinates have unit variance.  # [B, Hkv, D, R] fp32 each"""
     call = grouped.call
     scatter = scatter or measure_scatter(grouped)
-    spread = scatter.queries.unflatten(1, (call.k.shape[1], call.shares)).mean(2)
+    spread = scatter.queries.unflatten(1, (call.k.shape[1], call.heads_per_kv)).mean(2)
     return grouped.backend.shared_directions(spread, scatter.keys, grouped.sizes.drift_rank, call.scale)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...types import MAX_BEND, Call, Route, SummaryKeys
-from ...util.golden import spread_indices
+from ...util.golden import golden_indices
 
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}  # against fp64, per row
 CHECK_ROWS, CHECK_HEADS = 64, 4
@@ -23,10 +23,10 @@ def kernel_error(call: Call, route: Route, out: Tensor, summary: SummaryKeys | N
         out: [B, H, Nq, Dv], the kernel's output.
         summary: The summary keys that the rows saw.
     """
-    index = spread_indices(min(CHECK_ROWS, call.q.shape[2]), call.q.shape[2], call.q.device)
+    index = golden_indices(min(CHECK_ROWS, call.q.shape[2]), call.q.shape[2], call.q.device)
     errors = []
     for h in range(min(CHECK_HEADS, call.q.shape[1])):
-        g = h // call.shares
+        g = h // call.heads_per_kv
         group = route.query.labels[0, h, index]  # [rows]
         kept = route.cells[0, h][group][:, route.kv.labels[0, g]]  # [rows, Nk]
         rows = call.q[0, h, index].double()

@@ -170,7 +170,7 @@ def primitives(
     routing = Routing(route, mass, without_summary=nobody)
     slots = assign_slots(grouped, routing)
     summary = expand(grouped, routing, slots)
-    share = slots.share.unflatten(1, (call.k.shape[1], call.shares)).flatten(2, 3)
+    share = slots.share.unflatten(1, (call.k.shape[1], call.heads_per_kv)).flatten(2, 3)
     to_key = factor[:, : call.k.shape[1], :, : sizes.drift_rank]
     rows = call.q[:, :, : max(1, sizes.probes)]
     out = torch.zeros(*call.q.shape[:3], call.v.shape[-1], device=call.q.device)

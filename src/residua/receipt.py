@@ -19,8 +19,8 @@ MAX_BESIDE = 0.6  # a receipt has a note if work other than pairs is more than t
 LARGE_ERROR = 0.2  # an estimated error above this is noted in a receipt, and logged after a run
 ALWAYS = "exact rows, pinned keys and one cell per query group are always evaluated"
 CHOICE_NOTES = {
-    Choice.WITHOUT_SUMMARY: "run without a summary of what they skip: they are so concentrated, or the call so short, that "
-    "its cost is better spent on pairs",
+    Choice.WITHOUT_SUMMARY: "run without a summary of what they skip: they are so concentrated, or the call so "
+    "short, that its cost is better spent on pairs",
     Choice.DENSE: "ran dense: their estimated error is above max_error with all they may spend, or far above it",
 }
 

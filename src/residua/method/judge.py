@@ -11,7 +11,7 @@ from torch import Tensor
 from ..types import Choice, Probes, Route, SummaryKeys
 from .probes import place_probes
 from .stages import GroupedCall, Routing, Verdict
-from .text import beside_held
+from .text import of_whole_call
 
 # In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
 CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.WITHOUT_SUMMARY)
@@ -73,7 +73,7 @@ def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, without_summar
     best = best + int(CANDIDATES[-len(errors)])  # from the place among the candidates to the `Choice`
     if grouped.config.max_error is not None:
         bound = grouped.config.max_error
-        most = beside_held(grouped.call, torch.full_like(grouped.allowed, grouped.config.ceiling))
+        most = of_whole_call(grouped.call, torch.full_like(grouped.allowed, grouped.config.ceiling))
         dense = (error > bound) & (grouped.allowed >= most) | (error > CLEARLY_ABOVE * bound)
         best = torch.where(dense, int(Choice.DENSE), best)
     return best, error

@@ -28,7 +28,7 @@ from .stages import Centres, GroupedCall, Routing, Scatter, SizedCall, Slots, Ve
 from .summary.centres import centre_mass, centres_cost, find_centres, merge_centres
 from .summary.expansion import drift, drift_cost, expand, measure_scatter
 from .summary.slots import assign_slots
-from .text import held_share
+from .text import text_share
 
 # A head drops the summary if spending its cost on pairs leaves at most this share of the skipped mass.
 MAX_MISSED = 0.2
@@ -255,7 +255,7 @@ class Summarised(Reconstruction):
         keys = sized.key_count
         cost = sized.price(self.summary_cost(sized)) + sized.price(self.routing_cost(sized))
         cost = MIN_BUDGET * (cost + sized.sizes.probes * keys)
-        pairs = sized.call.q.shape[2] * keys * (1 - held_share(sized.call))
+        pairs = sized.call.q.shape[2] * keys * (1 - text_share(sized.call))
         return cost / (pairs.clamp(min=1) if isinstance(pairs, Tensor) else max(1.0, pairs))
 
     def output_dtype(self, grouped: GroupedCall) -> torch.dtype:

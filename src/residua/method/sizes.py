@@ -10,7 +10,7 @@ from ..config import Config
 from ..receipt import Note
 from ..types import Call
 from .rules import KEYS_PER_GROUP, QUERIES_PER_GROUP, Rules
-from .text import LEFT_BY_TEXT, held_by_shapes, left_by_text
+from .text import LEFT_BY_TEXT, left_by_text, text_share_by_shapes
 
 # Short calls need finer groups (docs/decisions/0002-group-counts.md): at least this many,
 MIN_QUERY_GROUPS = 64
@@ -61,26 +61,26 @@ def summary_groups(queries: int, keys: int, density: float, rules: Rules) -> tup
     the default counts, at low ones finer and by the budget."""
     default_queries, default_keys = default_groups(queries, keys)
     rule = rules.group_rule(queries, keys, density)
-    most = min(rule.max_query_groups, max(default_queries, queries // rule.queries_each))
-    affordable = min(most, round(rule.share * (density * queries)))
+    maximum = min(rule.max_query_groups, max(default_queries, queries // rule.queries_each))
+    affordable = min(maximum, round(rule.share * (density * queries)))
     fine = (min(count, keys // each) for count, each in rule.kv_groups)
     return max(1, min(queries, max(SMALLEST_QUERY_GROUPS, affordable))), max(default_keys, *fine, 0)
 
 
 def default_probes(config: Config, queries: int, density: float) -> int:
     """Probe rows of a call with that many query rows; at most half of its budget, `density`."""
-    most = min(queries, int(density * queries / 2))
+    maximum = min(queries, int(density * queries / 2))
     if not config.summarises:
-        return min(PROBES, most)
+        return min(PROBES, maximum)
     affordable = min(int(PROBE_SHARE * density * queries), queries // ROWS_PER_PROBE)
-    return min(PROBES, most, max(MIN_PROBES, affordable))
+    return min(PROBES, maximum, max(MIN_PROBES, affordable))
 
 
 def skippable_density(config: Config, call: Call) -> float:
     """The budget as a density of the pairs that may be skipped: sizes follow what text leaves of it."""
     if config.moves_budget or not config.summarises:
         return config.density
-    return left_by_text(config.density, held_by_shapes(call))
+    return left_by_text(config.density, text_share_by_shapes(call))
 
 
 MANY_CELLS = 1 << 16  # the cost of fewer cells is negligible
@@ -90,11 +90,11 @@ CELL_COST = 8  # in pairs: each cell is scored, sorted and perhaps summarised
 def fewer_cells(query_groups: int, kv_groups: int, pairs: int) -> tuple[int, int]:
     """Group counts of which choosing among the cells takes no longer than dense attention of that many
     pairs: the larger count is reduced to the smaller one, then both."""
-    most = max(MANY_CELLS, pairs // CELL_COST)
-    if query_groups * kv_groups <= most:
+    maximum = max(MANY_CELLS, pairs // CELL_COST)
+    if query_groups * kv_groups <= maximum:
         return query_groups, kv_groups
-    small = min(query_groups, kv_groups, math.isqrt(most))
-    large = most // small
+    small = min(query_groups, kv_groups, math.isqrt(maximum))
+    large = maximum // small
     return (small, large) if query_groups <= kv_groups else (large, small)
 
 
@@ -102,11 +102,11 @@ def resolve(config: Config, call: Call, rules: Rules) -> Sizes:
     """Limits every count of the config to what the call allows; each change leaves a note for the receipt."""
     notes: list[Note] = []
 
-    def clamp(name: str, wanted: int, most: int, why: str) -> int:
-        if wanted <= most:
+    def clamp(name: str, wanted: int, maximum: int, why: str) -> int:
+        if wanted <= maximum:
             return wanted
-        notes.append(Note(f"{name}={wanted} clamped to {most}: {why}"))
-        return most
+        notes.append(Note(f"{name}={wanted} clamped to {maximum}: {why}"))
+        return maximum
 
     heads, tokens = call.q.shape[1:3]
     if heads >= MANY_HEADS and heads > tokens:
@@ -116,7 +116,7 @@ def resolve(config: Config, call: Call, rules: Rules) -> Sizes:
                 "q.transpose(1, 2), and k and v likewise"
             )
         )
-    density, held = skippable_density(config, call), held_by_shapes(call)
+    density, held = skippable_density(config, call), text_share_by_shapes(call)
     if density <= LEFT_BY_TEXT * config.density:
         notes.append(
             Note(

@@ -14,49 +14,49 @@ TINY = 1e-12
 LEFT_BY_TEXT = 0.5
 
 
-def held_share(call: Call) -> Tensor | float:
+def text_share(call: Call) -> Tensor | float:
     """The part of all pairs that exact rows and pinned keys (text tokens) take, whatever else is skipped.
 
     -> a number, or [B, 1] fp64 under a key mask
     """
     if call.key_mask is None:
-        return held_by_shapes(call)
+        return text_share_by_shapes(call)
     rows, exact = call.q.shape[2], call.exact_queries.count
     pinned = (call.valid_pinned_keys.double() / call.valid_keys.clamp(min=1))[:, None]
     return (exact + (rows - exact) * pinned) / max(1, rows)
 
 
-def held_by_shapes(call: Call) -> float:
-    """`held_share` with padding counted as if it were valid: known without waiting for the device."""
-    return share_held(call.q.shape[2], call.k.shape[2], call.exact_queries.count, call.pinned_keys.count)
+def text_share_by_shapes(call: Call) -> float:
+    """`text_share` with padding counted as if it were valid: known without waiting for the device."""
+    return share_of_text(call.q.shape[2], call.k.shape[2], call.exact_queries.count, call.pinned_keys.count)
 
 
-def share_held(queries: int, keys: int, exact: int, pinned: int) -> float:
+def share_of_text(queries: int, keys: int, exact: int, pinned: int) -> float:
     """The part of all pairs that lie in one of the exact rows or hold one of the pinned keys."""
     return (exact + (queries - exact) * pinned / max(1, keys)) / max(1, queries)
 
 
-def beside_held(call: Call, density: Tensor) -> Tensor:
+def of_whole_call(call: Call, density: Tensor) -> Tensor:
     """A density of the pairs that may be skipped, as a density of the whole call.  # [B, H] fp64"""
-    held = held_share(call)
-    return held + (1 - held) * density
+    taken = text_share(call)
+    return taken + (1 - taken) * density
 
 
-def without_held(call: Call, density: Tensor) -> Tensor:
-    """The reverse of `beside_held`."""
-    held = held_share(call)
-    free = max(1 - held, TINY) if isinstance(held, float) else (1 - held).clamp(min=TINY)
-    return (density - held) / free
+def of_skippable(call: Call, density: Tensor) -> Tensor:
+    """The reverse of `of_whole_call`."""
+    taken = text_share(call)
+    free = max(1 - taken, TINY) if isinstance(taken, float) else (1 - taken).clamp(min=TINY)
+    return (density - taken) / free
 
 
-def left_by_text(density: float, held: float) -> float:
+def left_by_text(density: float, taken: float) -> float:
     """What a fixed density leaves, as a density of the pairs that may be skipped.
 
     Args:
         density: Of the whole call.
-        held: The part of its pairs that text takes.
+        taken: The part of its pairs that text takes.
     """
-    return max(LEFT_BY_TEXT * density, (density - held) / max(1 - held, TINY))
+    return max(LEFT_BY_TEXT * density, (density - taken) / max(1 - taken, TINY))
 
 
 def with_text(call: Call, density: Tensor) -> Tensor:
@@ -66,4 +66,4 @@ def with_text(call: Call, density: Tensor) -> Tensor:
     """
     if not call.exact_queries.count and not call.pinned_keys.count:
         return density
-    return torch.maximum(density, beside_held(call, LEFT_BY_TEXT * density))
+    return torch.maximum(density, of_whole_call(call, LEFT_BY_TEXT * density))

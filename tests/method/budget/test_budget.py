@@ -12,7 +12,7 @@ from residua.method.budget import bounded
 from residua.method.budget.bounded import MAX_STEP, POWER, SHARE
 from residua.method.inputs import validate
 from residua.method.reconstructions import MIN_BUDGET, Anchored
-from residua.method.text import beside_held, without_held
+from residua.method.text import of_skippable, of_whole_call
 from tests.support.making import grouped_call
 from tests.support.oracle import masked_attention, normal, qkv, small, worst
 
@@ -264,6 +264,6 @@ def test_densities_with_and_without_text_are_each_others_reverse(density, exact,
     mask = (torch.arange(64) < max(valid, pinned + 1))[None]
     call = validate(*qkv(1, 1, 1, 64, 64), pinned_keys=(0, pinned), exact_queries=(0, exact), key_mask=mask)
     free = torch.full((1, 1), density, dtype=torch.float64)
-    whole = beside_held(call, free)
+    whole = of_whole_call(call, free)
     assert density <= float(whole) + 1e-12 <= 1 + 1e-9
-    assert torch.allclose(without_held(call, whole), free)
+    assert torch.allclose(of_skippable(call, whole), free)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from residua import State, attention
 from residua.config import MAX_BALANCED_DENSITY
 from residua.method.budget import SharedBudget
-from residua.method.budget.shared import POWERS, spread
+from residua.method.budget.shared import POWERS, fill
 from residua.types import Choice
 from tests.support.oracle import masked_attention, normal, small
 
@@ -32,7 +32,7 @@ def total_error(density, log_scale, power, norm):
 @given(st.integers(0, 10_000), st.integers(1, 40), st.floats(0.03, 0.5))
 def test_the_split_keeps_its_total_and_its_bounds(seed, count, mean):
     log_scale, power, norm, minimum, share = heads(count, seed)
-    density = spread(log_scale, power, norm, minimum, share, mean)
+    density = fill(log_scale, power, norm, minimum, share, mean)
     assert (density >= minimum).all() and (density <= MAX_BALANCED_DENSITY).all()
     assert float((share * density).sum()) == pytest.approx(mean, rel=1e-6)
 
@@ -40,7 +40,7 @@ def test_the_split_keeps_its_total_and_its_bounds(seed, count, mean):
 @given(st.integers(0, 10_000), st.integers(2, 12), st.floats(0.03, 0.3))
 def test_no_exchange_between_two_heads_lowers_the_error(seed, count, mean):
     log_scale, power, norm, minimum, share = heads(count, seed)
-    density = spread(log_scale, power, norm, minimum, share, mean)
+    density = fill(log_scale, power, norm, minimum, share, mean)
     best = total_error(density, log_scale, power, norm)
     for giver in range(count):
         for taker in range(count):
@@ -55,7 +55,7 @@ def test_no_exchange_between_two_heads_lowers_the_error(seed, count, mean):
 
 def test_equal_heads_get_equal_parts():
     same = torch.zeros(5, dtype=torch.float64)
-    density = spread(same, same + 1, same + 1, same + 0.01, same + 0.2, 0.08)
+    density = fill(same, same + 1, same + 1, same + 0.01, same + 0.2, 0.08)
     assert torch.allclose(density, same + 0.08)
 
 

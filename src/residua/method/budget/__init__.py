@@ -18,7 +18,7 @@ from ...state import State
 from ...types import Probes
 from ..reconstructions import RECONSTRUCTIONS, Reconstruction
 from ..stages import SizedCall, Verdict
-from ..text import beside_held, with_text, without_held
+from ..text import of_skippable, of_whole_call, with_text
 from . import bounded
 from .shared import SharedBudget
 from .steps import shares_of_steps
@@ -49,7 +49,7 @@ def decide(sized: SizedCall, state: State | None) -> Budget:
         if config.balance:
             learned = _shared(state).allowance(state, config.density, config.max_error, minimum)
         density = density if learned is None else learned
-    return Budget(method, beside_held(call, density), minimum, notes)
+    return Budget(method, of_whole_call(call, density), minimum, notes)
 
 
 def learn(sized: SizedCall, budget: Budget, verdict: Verdict, state: State) -> None:
@@ -58,7 +58,7 @@ def learn(sized: SizedCall, budget: Budget, verdict: Verdict, state: State) -> N
     error = verdict.sparse_error  # of dense heads too: whether they stay dense depends on it
     if error is None or budget.minimum is None:
         return
-    spent, learned = without_held(call, budget.allowed), None
+    spent, learned = of_skippable(call, budget.allowed), None
     if config.balance:
         pairs, norm = float(call.q.shape[2] * call.k.shape[2]), _output_norm(verdict.probes)
         _shared(state).learn(state, spent, error, norm, budget.minimum, pairs, config.density)

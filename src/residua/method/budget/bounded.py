@@ -6,11 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .common import TINY, finite_error
-
 MAX_STEP = 1.6  # most by which a budget grows or shrinks from one call to the next
 POWER = 1.5  # the error falls roughly with this power of the budget
 SHARE = 1 / 4  # a head whose error at the ceiling is 1 / 16 of the bound gets half of the ceiling
+TINY = 1e-12  # errors and norms below it count as it
 
 
 def next_budget(spent: Tensor, error: Tensor, minimum: Tensor, *, ceiling: float, bound: float) -> Tensor:
@@ -31,3 +30,8 @@ def next_budget(spent: Tensor, error: Tensor, minimum: Tensor, *, ceiling: float
     wanted = ceiling * (at_ceiling / bound).clamp(TINY, 1.0).pow(SHARE)
     wanted = torch.minimum(torch.maximum(wanted, spent / MAX_STEP), spent * MAX_STEP)
     return torch.maximum(wanted, minimum).clamp(max=ceiling)
+
+
+def finite_error(error: Tensor) -> Tensor:
+    """Estimated errors in fp64; one that is not finite counts as 1, so that its head gets more."""
+    return torch.nan_to_num(error.double(), nan=1.0, posinf=1.0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...config import MAX_BALANCED_DENSITY
-from .common import TINY, finite_error
+from .bounded import TINY, finite_error
 
 POWER = 1.0  # of the error's fall, until a head was seen at two densities
 POWERS = (0.4, 3.0)  # range of plausible powers; a measured one outside is noise
@@ -140,7 +140,7 @@ class SharedBudget:
         share = torch.cat([torch.full_like(m.density, m.pairs, device=home).flatten() for m in models])
         share = share / share.sum()  # a head's share of all pairs
         minimum = joined("minimum") if moved is None else joined("minimum") * moved.to(home)
-        density = spread(joined("log_scale"), joined("power"), joined("norm"), minimum.clamp(max=mean), share, mean)
+        density = fill(joined("log_scale"), joined("power"), joined("norm"), minimum.clamp(max=mean), share, mean)
         if max_error is not None:
             log_needed = (joined("log_scale") - math.log(max_error)) / joined("power")
             density = density.maximum(log_needed.exp().clamp(max=MAX_BALANCED_DENSITY))
@@ -151,7 +151,7 @@ class SharedBudget:
         }
 
 
-def spread(log_scale: Tensor, power: Tensor, norm: Tensor, minimum: Tensor, share: Tensor, mean: float) -> Tensor:
+def fill(log_scale: Tensor, power: Tensor, norm: Tensor, minimum: Tensor, share: Tensor, mean: float) -> Tensor:
     """The densities that minimise the sum of `norm * scale * density ** -power` with that mean.
 
     Args:

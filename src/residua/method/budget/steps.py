@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 POWER = 0.5  # of the noise that a step removes
 # Limits of a share: how much the errors of other steps matter is only known roughly.
-LEAST, MOST = 0.5, 2.0
+MIN_SHARE, MAX_SHARE = 0.5, 2.0
 # Shares lie on a ladder of so many rungs for each doubling: group counts follow the density, and tokens keep
 # their groups while these stay the same.
 RUNGS = 4
@@ -31,7 +31,7 @@ def shares_of_steps(removed: Sequence[float]) -> tuple[float, ...]:
     if not all(math.isfinite(noise) and noise > 0 for noise in removed):
         return (1.0,) * len(removed)
     wanted = _mean_of_one([noise**POWER for noise in removed])
-    rungs = [round(RUNGS * math.log2(min(MOST, max(LEAST, share)))) for share in wanted]
+    rungs = [round(RUNGS * math.log2(min(MAX_SHARE, max(MIN_SHARE, share)))) for share in wanted]
     return tuple(_mean_of_one([2 ** (rung / RUNGS) for rung in rungs]))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ...config import Config
 from ...method.rules import CPU, GPU
 from ...method.sizes import default_groups, default_probes, summary_groups
-from ...method.text import left_by_text, share_held
+from ...method.text import left_by_text, share_of_text
 from .models import Architecture
 
 # Shorter calls are left dense by `residua.hosts.diffusers`: grouping and routing cost more than they save.
@@ -159,7 +159,7 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     """What one sparse call evaluates, moves and holds, without the model's own tensors."""
     heads, kv_heads, dim = model.heads, model.kv_heads, model.head_dim
     exact_queries, pinned = forward.queries - tokens, forward.keys - tokens
-    held = share_held(forward.queries, forward.keys, exact_queries, pinned)
+    held = share_of_text(forward.queries, forward.keys, exact_queries, pinned)
     free = config.density  # of the pairs that may be skipped
     if config.summarises and not config.moves_budget:
         free = left_by_text(config.density, held)

@@ -86,7 +86,7 @@ def search(monkeypatch, worst_at, target, noise_floor=None, tries=7):
 
     lowest = {} if noise_floor is None else {"psnr": noise_floor}
     monkeypatch.setattr(tune, "measure_dense", dense)
-    monkeypatch.setattr(tune, "worst_floor", lambda clips: lowest)
+    monkeypatch.setattr(tune, "worst_noise_floor", lambda clips: lowest)
     monkeypatch.setattr(tune, "try_setting", tried)
     found = tune.tune(None, "m", ("a",), ("b",), target, Settings(), lpips="x", watch=silent, log=log, tries=tries)
     return found, log

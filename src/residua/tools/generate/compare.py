@@ -41,8 +41,19 @@ def generate_once(
     time_stages: bool = False,
     reordered: bool = False,
 ) -> ClipRun:
-    """Runs the pipeline once: sparse with these settings, dense without any, and with the keys of dense attention
-    in another order if it is `reordered`."""
+    """Runs the pipeline once.
+
+    Args:
+        pipe: The pipeline, not accelerated.
+        request: What to generate.
+        settings: How it is accelerated; None: dense.
+        progress: Called after every step.
+        time_stages: Whether the stages of sparse calls are timed.
+        reordered: Whether dense attention sums in another order (`noise_floor.another_order`).
+
+    Returns:
+        The clip, its time, and what the attention calls did.
+    """
     if settings is None:
         order: AbstractContextManager[None] = another_order(pipe) if reordered else nullcontext()
         with order, counted_passes(pipe) as passes:
@@ -117,8 +128,19 @@ def dense_baseline(
 def measure_noise_floor(
     pipe: Any, request: Request, dense: Clip, lpips: Lpips | str, progress: Progress | None = None
 ) -> VideoQuality:
-    """Runs dense once more, with the keys in another order, and compares it with the first run. Runs that do not
-    differ in a single bit have no PSNR; `not_measured` says so."""
+    """Runs dense once more, with attention summed in another order, and compares it with the first run.
+
+    Args:
+        pipe: The pipeline, not accelerated.
+        request: What `dense` was generated from.
+        dense: The first run.
+        lpips: A network, or the reason why there is none.
+        progress: Called after every step.
+
+    Returns:
+        PSNR, SSIM, GMSD and LPIPS of the second run against the first. Runs that do not differ in a single bit have
+        no PSNR; `not_measured` says so.
+    """
     again = generate_once(pipe, request, None, progress, reordered=True)
     return quality(again.clip.frames, dense.frames, lpips)
 

@@ -69,7 +69,7 @@ def test_side_by_side_and_contact_sheet_show_every_clip():
     pair = videos.side_by_side({"dense": pixels, "sparse": pixels}, gap=8)
     assert pair.shape == (10, 22 + 72, 144, 3)
     np.testing.assert_array_equal(pair[:, 26:90, 4:68], pixels)
-    sheet = videos.contact_sheet({"dense": pixels, "sparse": pixels}, columns=4, least=64)
+    sheet = videos.contact_sheet({"dense": pixels, "sparse": pixels}, columns=4, minimum=64)
     assert sheet.shape == (2 * (22 + 68), 4 * 68, 3)
     Image.open(io.BytesIO(videos.encode_png(sheet))).verify()
 

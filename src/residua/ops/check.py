@@ -49,7 +49,7 @@ def check_route(route: Route, call: Call) -> None:
     check_partition(route.query, batch, heads, queries, "route.query")
     check_partition(route.kv, batch, call.k.shape[1], call.k.shape[2], "route.kv")
     wanted = [batch, heads, route.query.groups, route.kv.groups]
-    _check_tensor(route.cells, wanted, call, "route.cells", torch.bool)
+    _check(route.cells, wanted, call, "route.cells", torch.bool)
 
 
 def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None:
@@ -59,9 +59,9 @@ def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None
         return
     groups = [*call.q.shape[:2], route.query.groups]
     count = summary.log_weight.shape[-1] if summary.log_weight.ndim else 0
-    _check_floats(summary.keys, [*groups, count, call.q.shape[-1]], call, "summary.keys")
-    _check_floats(summary.values, [*groups, count, call.v.shape[-1]], call, "summary.values")
-    _check_floats(summary.log_weight, [*groups, count], call, "summary.log_weight")
+    _check(summary.keys, [*groups, count, call.q.shape[-1]], call, "summary.keys")
+    _check(summary.values, [*groups, count, call.v.shape[-1]], call, "summary.values")
+    _check(summary.log_weight, [*groups, count], call, "summary.log_weight")
     if summary.drift is not None:
         _check_drift(summary.drift, groups, call)
 
@@ -69,22 +69,17 @@ def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None
 def _check_drift(drift: Drift, groups: list[int], call: Call) -> None:
     rank = drift.basis.shape[-1] if drift.basis.ndim else 0
     batch, kv_heads, _, dim = call.k.shape
-    _check_floats(drift.basis, [batch, kv_heads, dim, rank], call, "summary.drift.basis")
-    _check_floats(drift.origin, [*groups, rank], call, "summary.drift.origin")
-    _check_floats(drift.curve, [*groups, rank], call, "summary.drift.curve")
-    _check_floats(drift.slope, [*groups, rank, call.v.shape[-1]], call, "summary.drift.slope")
+    _check(drift.basis, [batch, kv_heads, dim, rank], call, "summary.drift.basis")
+    _check(drift.origin, [*groups, rank], call, "summary.drift.origin")
+    _check(drift.curve, [*groups, rank], call, "summary.drift.curve")
+    _check(drift.slope, [*groups, rank, call.v.shape[-1]], call, "summary.drift.slope")
 
 
-def _check_floats(tensor: Tensor, shape: list[int], call: Call, name: str) -> None:
-    _check_tensor(tensor, shape, call, name)
-    if not tensor.is_floating_point():
-        raise RouteError(f"{name} is {tensor.dtype}: wanted a floating-point type")
-
-
-def _check_tensor(tensor: Tensor, shape: list[int], call: Call, name: str, dtype: torch.dtype | None = None) -> None:
+def _check(tensor: Tensor, shape: list[int], call: Call, name: str, dtype: torch.dtype | None = None) -> None:
+    """Shape and device; and the dtype, which may be any of floating point where none is given."""
     if list(tensor.shape) != shape:
         raise RouteError(f"{name} has shape {list(tensor.shape)}: wanted {shape}")
     if tensor.device != call.q.device:
         raise RouteError(f"{name} is on {tensor.device} and q on {call.q.device}: wanted one device")
-    if dtype is not None and tensor.dtype != dtype:
-        raise RouteError(f"{name} is {tensor.dtype}: wanted {dtype}")
+    if tensor.dtype != dtype and (dtype is not None or not tensor.is_floating_point()):
+        raise RouteError(f"{name} is {tensor.dtype}: wanted {dtype or 'a floating-point type'}")

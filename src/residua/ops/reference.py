@@ -27,15 +27,17 @@ class Reference(Backend):
         out_dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         batch, heads, rows, _ = q.shape
-        shares = heads // max(1, k.shape[1])
+        heads_per_kv = heads // max(1, k.shape[1])
         working = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = torch.zeros(batch, heads, rows, v.shape[-1], dtype=out_dtype or q.dtype, device=q.device)
         lse = torch.full((batch, heads, rows), -torch.inf, dtype=torch.float32, device=q.device)
         for b in range(batch):
             for h in range(heads):
-                query, keys, values = (t.to(working) for t in (q[b, h], k[b, h // shares], v[b, h // shares]))
+                query, keys, values = (
+                    t.to(working) for t in (q[b, h], k[b, h // heads_per_kv], v[b, h // heads_per_kv])
+                )
                 labels = route.query.labels[b, h]  # [Nq]
-                kept = _row_mask(labels, route.kv.labels[b, h // shares], route.cells[b, h])
+                kept = _row_mask(labels, route.kv.labels[b, h // heads_per_kv], route.cells[b, h])
                 logits = torch.where(kept, query @ keys.mT * scale, -torch.inf)  # [Nq, Nk]
                 seen = kept.any(1, keepdim=True)  # [Nq, 1]
                 if summary is not None:
@@ -47,7 +49,10 @@ class Reference(Backend):
                 top = logits.amax(-1, keepdim=True)
                 weights = (logits - torch.where(top == -torch.inf, 0.0, top)).exp()
                 total = weights.sum(-1, keepdim=True)
-                rows_out = _sum_kept(weights, values, kept, labels) if summary is None else _rowwise(weights, values)
+                if summary is None:
+                    rows_out = _sum_kept(weights, values, kept, labels)
+                else:
+                    rows_out = torch.einsum("nk,nkd->nd", weights, values)
                 # a row that sees keys but gives them no weight is NaN, as in dense attention
                 out[b, h] = torch.where(seen, rows_out / total, 0.0).to(out.dtype)
                 lse[b, h] = torch.where(seen, top + total.log(), -torch.inf)[:, 0].float()
@@ -99,11 +104,7 @@ def _append_summary(
 
 def _drift(drift: Drift, query: Tensor, group: Tensor, b: int, h: int) -> tuple[Tensor, Tensor]:
     """What is added to log-weights and values of the summary keys at every row.  # [Nq], [Nq, Dv]"""
-    shares = drift.origin.shape[1] // drift.basis.shape[1]
+    heads_per_kv = drift.origin.shape[1] // drift.basis.shape[1]
     origin, curve, slope = (t[b, h].to(query.dtype)[group] for t in (drift.origin, drift.curve, drift.slope))
-    y = query @ drift.basis[b, h // shares].to(query.dtype) - origin  # [Nq, R]
+    y = query @ drift.basis[b, h // heads_per_kv].to(query.dtype) - origin  # [Nq, R]
     return (y * curve * y).sum(-1).clamp(max=MAX_BEND), torch.einsum("nr,nrd->nd", y, slope)
-
-
-def _rowwise(weights: Tensor, values: Tensor) -> Tensor:
-    return torch.einsum("nk,nkd->nd", weights, values)

@@ -62,7 +62,8 @@ class Case:
 
     def error(self, backend: Backend, trusted: _OnTheCpu) -> float:
         method = self.name.partition(",")[0]
-        wanted = getattr(trusted, method)(*(_widened(self.given) if self.wide else self.given))
+        given = _each(self.given, lambda x: x.double() if self.wide and x.is_floating_point() else x)
+        wanted = getattr(trusted, method)(*given)
         return (self.off or _off)(getattr(backend, method)(*self.given), wanted)
 
 
@@ -315,28 +316,15 @@ class _OnTheCpu:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(self._source, name)
-        return lambda *given: _moved(function(*_moved(given, torch.device("cpu"))), self._device)
-
-
-def _moved(x: Any, device: torch.device) -> Any:
-    """A tensor, or what holds some, with all of them on the device."""
-    return _each(x, lambda tensor: tensor.to(device))
-
-
-def _widened(x: Any) -> Any:
-    """A tensor, or what holds some, in fp64 where the numbers are not whole."""
-    return _each(x, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        return lambda *given: _each(function(*_each(given, Tensor.cpu)), lambda tensor: tensor.to(self._device))
 
 
 def _tensors(x: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def take(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _each(x, take)
-    return found
+    """A tensor, or all of what holds some."""
+    if isinstance(x, Tensor):
+        return [x]
+    parts = vars(x).values() if is_dataclass(x) else x if isinstance(x, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
 
 
 def _each(x: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -65,14 +65,9 @@ class NativeAttention(NativeBase):
         return out, lse
 
     def attend_rows(self, rows: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, scale: float) -> Tensor:
-        return self._exact_rows(rows, k, v, None, None, key_mask, scale)[0]
+        return self.split_rows(rows, k, v, None, None, key_mask, scale)[0]
 
     def split_rows(
-        self, rows: Tensor, k: Tensor, v: Tensor, kv: Partition, kept: Tensor, key_mask: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._exact_rows(rows, k, v, kv, kept, key_mask, scale)
-
-    def _exact_rows(
         self,
         rows: Tensor,
         k: Tensor,
@@ -82,6 +77,7 @@ class NativeAttention(NativeBase):
         key_mask: Tensor | None,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """One kernel for both: without `kept` it computes the exact output alone."""
         if rows.dtype != k.dtype:
             rows, k, v = rows.float(), k.float(), v.float()
         batch, heads, count, _ = rows.shape

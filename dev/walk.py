@@ -19,8 +19,8 @@ PACKAGE = Path(residua.__file__).parent
 def walk() -> list[str]:
     """Files of the package in which a function is called, by their first call. Imports do not count."""
     q, k, v = video_like(VideoLike(grid=(8, 16, 16), heads=2, head_dim=64))
-    config = residua.Config(density=0.2)
-    residua.attention(q, k, v, config)  # imports what a call needs
+    attention, config, state = residua.attention, residua.Config(density=0.2), residua.State()
+    attention(q, k, v, config)  # imports what a call needs
     found: dict[Path, None] = {}
 
     def called(frame: FrameType, event: str, _: object) -> None:
@@ -31,7 +31,7 @@ def walk() -> list[str]:
     before = sys.getprofile()
     sys.setprofile(called)
     try:
-        residua.attention(q, k, v, config, residua.State())
+        attention(q, k, v, config, state)
     finally:
         sys.setprofile(before)
     return [str(path.relative_to(PACKAGE)) for path in found]

@@ -49,6 +49,17 @@ def test_every_source_file_that_is_named_exists():
     assert gone == []
 
 
+def test_every_folder_of_the_package_that_is_named_exists():
+    floors = "|".join(path.name for path in (ROOT / "src/residua").iterdir() if path.is_dir() and path.name[0] != "_")
+    named = {
+        (page.name, folder)
+        for page in PAGES
+        for folder in re.findall(rf"`(?:src/)?(?:residua/)?((?:{floors})/(?:\w+/)+)`", page.read_text())
+    }
+    gone = [(page, folder) for page, folder in sorted(named) if not (ROOT / "src/residua" / folder).is_dir()]
+    assert named and gone == []
+
+
 def test_every_module_that_is_named_exists():
     named = {
         (page.name, name)

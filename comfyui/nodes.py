@@ -20,9 +20,9 @@ def _choice(names: list[str], default: str, tooltip: str) -> tuple[list[str], di
     return names, {"default": default, "tooltip": tooltip}
 
 
-def _number(default: float, least: float, most: float, step: float, tooltip: str) -> tuple[str, dict[str, Any]]:
+def _number(default: float, minimum: float, maximum: float, step: float, tooltip: str) -> tuple[str, dict[str, Any]]:
     kind = "INT" if isinstance(default, int) else "FLOAT"
-    return kind, {"default": default, "min": least, "max": most, "step": step, "tooltip": tooltip}
+    return kind, {"default": default, "min": minimum, "max": maximum, "step": step, "tooltip": tooltip}
 
 
 class ResiduaSparseAttention:
@@ -44,7 +44,7 @@ class ResiduaSparseAttention:
                 "quality": _choice(
                     [*QUALITIES, BY_DENSITY],
                     "balanced",
-                    "How close to dense attention: a budget that goes where it takes off the most error, and "
+                    "How close to dense attention: a budget that goes where it reduces the error most, and "
                     f"a bound on each head. '{BY_DENSITY}' spends the same share everywhere instead.",
                 ),
                 "density": _number(

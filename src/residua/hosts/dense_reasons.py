@@ -46,7 +46,8 @@ class DenseReasons:
         self, settings: ResolvedSettings, layers: Sequence[str], depths: Sequence[int] | None, unsupported: Answer
     ) -> None:
         self._settings, self._unsupported = settings, unsupported
-        self._depth = _depth(layers, depths)  # number of layers from input to output; None: unknown
+        # Number of layers from input to output; None: unknown.
+        self._depth = None if not layers else len(layers) if depths is None else max(depths) + 1
         self._selected = chosen_layers(settings.layers, list(layers)) if layers else None
         self.min_tokens = settings.min_tokens  # None until a call shows the device
         # Kinds of calls that a backend takes, and what is to be said about a slow one.
@@ -134,9 +135,3 @@ class DenseReasons:
 
 def _demand(q: Tensor, v: Tensor) -> Demand:
     return Demand(q.device, q.dtype, q.shape[-1], v.shape[-1])
-
-
-def _depth(layers: Sequence[str], depths: Sequence[int] | None) -> int | None:
-    if not layers:
-        return None
-    return len(layers) if depths is None else max(depths) + 1

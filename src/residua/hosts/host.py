@@ -80,7 +80,7 @@ class HostAttention:
         self.dense: Counter[Why] = Counter()  # dense calls by reason, with the numbers that decided
         self.grids: set[Grid] = set()
         self.runs = 0
-        self.state_bytes = 0  # the most that was carried from step to step
+        self.state_bytes = 0  # the maximum that was carried from step to step
         self._reasons = DenseReasons(settings, layers, depths, unsupported)
         self._method = find_method(settings.method or DEFAULT)
         self._states: dict[tuple[int, str], Any] = {}  # (layer, branch) -> what the method carries
@@ -312,6 +312,5 @@ class HostAttention:
 
     def settings_dict(self) -> dict[str, Any]:
         """The settings as plain values, with the `min_tokens` that was used."""
-        least = self._reasons.min_tokens
-        least = min_tokens_for(torch.device("cpu")) if least is None else least
-        return {**self.settings.to_dict(), "min_tokens": least}
+        used = self._reasons.min_tokens
+        return {**self.settings.to_dict(), "min_tokens": min_tokens_for(torch.device("cpu")) if used is None else used}

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..receipt import Receipt
+
 PAIRS = ("routed", "probe", "pinned", "exact", "total", "possible")
 NOT_FINITE = "the error estimate is not finite: NaN or Inf in the model's tensors"
 
@@ -70,7 +72,7 @@ class Tally:
         self.notes: Counter[str] = Counter()  # by kind
         self.sparse_timer = CallTimer()
         self.dense_timer = CallTimer()
-        self._receipts: list[Any] = []
+        self._receipts: list[Receipt] = []
 
     @contextmanager
     def dense_call(self, reason: str, q: Tensor, k: Tensor) -> Iterator[None]:
@@ -81,32 +83,33 @@ class Tally:
         self.shapes[tuple(q.shape), tuple(k.shape)] += 1
 
     @contextmanager
-    def sparse_call(self, q: Tensor, k: Tensor) -> Iterator[Callable[[Any], None]]:
+    def sparse_call(self, q: Tensor, k: Tensor) -> Iterator[Callable[[Receipt], None]]:
         with self.sparse_timer.running(q.device):
             yield self._receipts.append
         self.sparse += 1
         self.sparse_pairs += _pairs(q, k)
         self.shapes[tuple(q.shape), tuple(k.shape)] += 1
 
-    def read_receipts(self) -> list[Any]:
+    def read_receipts(self) -> list[Receipt]:
         """Adds up the receipts that are new since the last time, and returns them."""
         receipts, self._receipts = self._receipts, []
         for receipt in receipts:
-            self.warm += bool(receipt.warm)
+            self.warm += receipt.warm
             self.reused += receipt.reused
             self.pairs.update({name: int(getattr(receipt.pairs, name)) for name in PAIRS})
             self.beside.update({name: float(work.sum()) for name, work in receipt.beside.items()})
             self.chosen.update(receipt.chosen)
-            self.flops += int(receipt.flops)
+            self.flops += receipt.flops
             if receipt.timings is not None:
                 self.stages.update(receipt.timings.seconds)
             self.backends[receipt.backend] += 1
             self.notes.update(note.kind for note in receipt.notes)
-            error = None if receipt.error is None else float(receipt.error)
-            if error is not None and not math.isfinite(error):
+            if receipt.error is None:
+                continue
+            if math.isfinite(receipt.error):
+                self.errors.append(receipt.error)
+            else:
                 self.notes[NOT_FINITE] += 1
-            elif error is not None:
-                self.errors.append(error)
         return receipts
 
 
@@ -134,7 +137,7 @@ class CallLog:
         self.devices.add(device.type)
         return self.tallies.setdefault(Key(layer, branch, step), Tally())
 
-    def read_receipts(self) -> list[Any]:
+    def read_receipts(self) -> list[Receipt]:
         """Reads receipts and timing events of all tallies."""
         found = [receipt for tally in self.tallies.values() for receipt in tally.read_receipts()]
         for tally in self.tallies.values():

@@ -1,7 +1,7 @@
 """A profile: the settings that `residua tune` found for a model, with their evidence, as TOML.
 
 [residua]    settings of the method, as in any TOML file of `Config.from_toml`
-[run]        dense first steps and layers, least tokens of a sparse call
+[run]        dense first steps and layers, minimum tokens of a sparse call
 [model]      the model it was made for; another model is refused
 [evidence]   target, prompts, what was tried, versions: for readers, never used
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -97,21 +97,16 @@ class Profile:
         """The file, with only the settings of the method that differ from the default."""
         default = Config().to_dict()
         settings = {name: value for name, value in self.config.to_dict().items() if value != default[name]}
-        run = {name: getattr(self.settings, name) for name in RUN}
-        model = {
-            "name": self.model.name,
-            "transformers": list(self.model.transformers),
-            "layers": self.model.layers,
-            "head_dim": self.model.head_dim,
-        }
         tables = {
             "residua": {"density": self.config.density, **settings},
-            "run": run,
-            "model": model,
+            "run": {name: getattr(self.settings, name) for name in RUN},
+            "model": asdict(self.model),
             "evidence": self.evidence,
         }
-        lines = [f"# Written by residua tune {__version__}: accelerate(pipe, profile=...) reads it."]
-        lines += [f"format = {FORMAT}"]
+        lines = [
+            f"# Written by residua tune {__version__}: accelerate(pipe, profile=...) reads it.",
+            f"format = {FORMAT}",
+        ]
         for name, table in tables.items():
             lines += table_lines(name, table)
         return "\n".join(lines) + "\n"

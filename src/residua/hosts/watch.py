@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
-from ..receipt import LARGE_ERROR
+from ..receipt import LARGE_ERROR, Receipt
 from .dense_reasons import FIRST_LAYERS, FIRST_STEPS, Why
 
 logger = logging.getLogger("residua.hosts")
@@ -45,11 +44,11 @@ class RunWatch:
         if slow is not None and slow not in self.warnings:
             self.warnings.append(slow)
 
-    def read(self, receipts: Iterable[Any]) -> None:
+    def read(self, receipts: Iterable[Receipt]) -> None:
         """Adds the receipts of the run."""
         for receipt in receipts:
             if receipt.error is not None:
-                self._errors.append(float(receipt.error))
+                self._errors.append(receipt.error)
             self._heads += sum(receipt.chosen.values())
             self._dense_heads += receipt.chosen.get("dense", 0)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .data import Report, ReportRow, TransformerReport
 
-LEFT = {"layer": 14, "step": 8, "branch": 10, "dense calls, why": 16}  # least widths of columns that wrap
+LEFT = {"layer": 14, "step": 8, "branch": 10, "dense calls, why": 16}  # minimum widths of columns that wrap
 COLUMNS = ("cost", "density", "error", "calls", "seconds", "dense calls, why")
 WIDTH = 80
 WORST = 8  # rows of the short form
@@ -189,8 +189,8 @@ def _table(heading: str, per: str, rows: list[ReportRow]) -> Any:
 
 
 def _heads(total: ReportRow) -> str:
-    told = {"dense": "dense because of max_error"}
-    chosen = [f"{told.get(choice, choice)} {heads}" for choice, heads in total.chosen.items() if heads]
+    labels = {"dense": "dense because of max_error"}
+    chosen = [f"{labels.get(choice, choice)} {heads}" for choice, heads in total.chosen.items() if heads]
     return f"heads over all sparse calls: {', '.join(chosen)}"
 
 

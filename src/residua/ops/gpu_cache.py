@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import __version__
 from ..util.files import write_text_whole
 from .triton.entry import installed_triton
 
@@ -32,8 +33,6 @@ def cache_file() -> Path:
 
 def gpu_key(device: torch.device) -> str:
     """The GPU and the versions that its kernels depend on."""
-    from .. import __version__
-
     if device.type != "cuda":
         name = device.type
     else:

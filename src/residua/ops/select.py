@@ -8,6 +8,7 @@ import torch
 
 from ..errors import BackendError
 from .backend import BACKENDS, Backend, Demand
+from .gpu_cache import recall
 
 logger = logging.getLogger("residua.ops")
 
@@ -24,8 +25,6 @@ def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
     candidates = [backend for backend in known.values() if backend.preference >= 0]
     if device.type != "cuda":
         return candidates
-    from .gpu_cache import recall
-
     order = recall(device).get("order", []) if torch.cuda.is_available() else []
     return sorted(candidates, key=lambda b: order.index(b.name) if b.name in order else len(order))
 

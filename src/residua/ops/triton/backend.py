@@ -13,6 +13,7 @@ from torch import Tensor
 from ...types import Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
 from ..constants import FILL_PASSES, MIN_SPREAD
+from ..self_test import first_use
 from .entry import device_guard, entry, explained, interpreting, launched, missing_triton
 from .session import Session
 
@@ -44,8 +45,6 @@ class TritonBackend(Backend):
             major, minor = torch.cuda.get_device_capability(demand.device)
             if (major, minor) < MIN_CAPABILITY:
                 return [f"sm_{major}{minor}: takes sm_80 and newer"]
-            from ..self_test import first_use
-
             failed = first_use(self, demand.device)
             if failed:
                 found.append(failed)

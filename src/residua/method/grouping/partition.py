@@ -17,7 +17,7 @@ from ...registry import Registry
 from ...types import Call, Grouping, Partition, Rows
 from ..stages import SizedCall
 from .kmeans import first_rows, kmeans_labels
-from .response import key_metric, metric_factor, query_metric
+from .response import Space, key_metric, metric_factor, query_metric
 
 
 class Partitioner:
@@ -103,7 +103,8 @@ def group_tokens(
     keys = call.free_keys.take(call.k, 2)
     valid = None if call.key_mask is None else call.free_keys.take(call.key_mask, 1)
     key_factor = partitioner.key_factor(sized)
-    _, labels = _cluster(keys, key_factor, False, False, sizes.kv_groups, steps, key_start, valid, backend)
+    space = Space(key_factor, normalise=False, backend=backend, rough=True)
+    _, labels = _cluster(keys, space, sizes.kv_groups, steps, key_start, valid)
     kv, pinned_groups = _kv_partition(call, labels, sizes.kv_groups, backend)
     means = backend.group_means(call.k, kv, keep=True)  # [B, Hkv, Ck, D]
     kv_centroids = keep_empty(means, kv, _first_rows(keys, sizes.kv_groups, valid) if key_start is None else key_start)
@@ -113,9 +114,8 @@ def group_tokens(
     if factor is not None and call.heads_per_kv > 1:
         factor = factor.repeat_interleave(call.heads_per_kv, dim=1)
     rows = call.free_queries.take(call.q, 2)
-    coordinates, labels = _cluster(
-        rows, factor, True, keep_coordinates, sizes.query_groups, steps, query_start, None, backend
-    )
+    space = Space(factor, normalise=True, backend=backend, rough=not keep_coordinates)
+    coordinates, labels = _cluster(rows, space, sizes.query_groups, steps, query_start)
     query = backend.sort_groups(_spread(labels, call.free_queries, call.q.shape[2]), sizes.query_groups)
     means = backend.group_means(call.q, query)  # [B, H, Cq, D]
     query_centroids = keep_empty(
@@ -127,29 +127,16 @@ def group_tokens(
 
 
 def _cluster(
-    x: Tensor,
-    factor: Tensor | None,
-    normalise: bool,
-    keep: bool,
-    groups: int,
-    steps: int,
-    start: Tensor | None,
-    valid: Tensor | None,
-    backend: Backend,
+    x: Tensor, space: Space, groups: int, steps: int, start: Tensor | None, valid: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]; `keep`: whether the
-    coordinates are needed later."""
+    """Coordinates [B, H, N, R] and labels [B, H, N] of the rows of x [B, H, N, D]."""
     batch, heads = x.shape[:2]
-
-    def to_coordinates(rows: Tensor) -> Tensor:
-        return rows.float() if factor is None else backend.project(rows, factor, normalise, rough=not keep)
-
-    coordinates = to_coordinates(x)
+    coordinates = space.coordinates(x)
     if valid is not None:
         valid = valid[:, None].expand(batch, heads, -1).flatten(0, 1)
-    centres = None if start is None else to_coordinates(start.to(x.dtype)).flatten(0, 1)
+    centres = None if start is None else space.coordinates(start.to(x.dtype)).flatten(0, 1)
     flat = coordinates.flatten(0, 1)
-    labels = kmeans_labels(flat, groups, steps, start=centres, valid=valid, backend=backend)
+    labels = kmeans_labels(flat, groups, steps, start=centres, valid=valid, backend=space.backend)
     return coordinates, labels.unflatten(0, (batch, heads))
 
 

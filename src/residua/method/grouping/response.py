@@ -3,12 +3,30 @@ to the key groups (the paper's section 4.1 and appendix B)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from ...ops.backend import Backend
 from ...util.golden import golden_indices
 from ..rules import Rules
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where tokens are compared: their activations, or a linear map of them, perhaps brought to the same RMS."""
+
+    factor: Tensor | None  # [B, H, D, R] fp32; None: the activations themselves
+    normalise: bool
+    backend: Backend
+    rough: bool = False  # whether nobody but k-means reads the coordinates
+
+    def coordinates(self, rows: Tensor) -> Tensor:
+        """Rows [B, H, N, D] in this space.  # [B, H, N, R] fp32"""
+        if self.factor is None:
+            return rows.float()
+        return self.backend.project(rows, self.factor, self.normalise, rough=self.rough)
 
 
 def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.backend import Backend
 from ...types import Grouping, GroupMemory, Partition, Rows
 from ...util.golden import golden_indices
 from ..stages import SizedCall
 from .partition import group_tokens, keep_empty
+from .response import Space
 
 SAMPLE = 256  # rows per head that show whether groups still fit
 # A head is clustered again if the squared distance of its rows to their own centroid exceeds that to the
@@ -135,33 +135,22 @@ def stale_heads(sized: SizedCall, grouping: Grouping) -> Tensor:
     """
     call, sizes, backend = sized.call, sized.sizes, sized.backend
     centroids = grouping.kv_centroids[..., : sizes.kv_groups, :]
-    keys = _excess(call.k, call.free_keys, grouping.kv, centroids, grouping.key_factor, False, backend)
-    queries = _excess(
-        call.q, call.free_queries, grouping.query, grouping.query_centroids, grouping.query_factor, True, backend
-    ).unflatten(1, (call.k.shape[1], call.heads_per_kv))
+    of_keys = Space(grouping.key_factor, normalise=False, backend=backend)
+    of_queries = Space(grouping.query_factor, normalise=True, backend=backend)
+    keys = _excess(call.k, call.free_keys, grouping.kv, centroids, of_keys)
+    queries = _excess(call.q, call.free_queries, grouping.query, grouping.query_centroids, of_queries)
+    queries = queries.unflatten(1, (call.k.shape[1], call.heads_per_kv))
     return ~((keys <= STALE) & (queries.mean(2) <= STALE))  # NaN counts as stale
 
 
-def _excess(
-    x: Tensor,
-    rows: Rows,
-    partition: Partition,
-    centroids: Tensor,
-    factor: Tensor | None,
-    normalise: bool,
-    backend: Backend,
-) -> Tensor:
+def _excess(x: Tensor, rows: Rows, partition: Partition, centroids: Tensor, space: Space) -> Tensor:
     """Squared distance of sampled rows to their own centroid over that to the nearest one.  # [B, H]"""
     index = rows.index(x.device)[golden_indices(min(SAMPLE, rows.count), rows.count, x.device)]
     index = index.expand(*x.shape[:2], -1)
-
-    def to_coordinates(points: Tensor) -> Tensor:
-        return points.float() if factor is None else backend.project(points, factor, normalise)
-
-    points = to_coordinates(backend.gather_rows(x, index))  # [B, H, S, R]
-    centres = to_coordinates(centroids.to(x.dtype))  # [B, H, C, R]
+    points = space.coordinates(space.backend.gather_rows(x, index))  # [B, H, S, R]
+    centres = space.coordinates(centroids.to(x.dtype))  # [B, H, C, R]
     # without the square of the point, which is the same in all distances of a row
-    apart = centres.square().sum(-1)[..., None, :] - 2 * backend.matmul(points, centres.mT)  # [B, H, S, C]
+    apart = centres.square().sum(-1)[..., None, :] - 2 * space.backend.matmul(points, centres.mT)  # [B, H, S, C]
     empty = partition.sizes[..., None, : centres.shape[2]] == 0
     nearest = torch.where(empty, torch.inf, apart).amin(-1)  # [B, H, S]
     group = partition.labels.gather(-1, index)

@@ -21,7 +21,7 @@ METHODS_DENSITY = 0.22  # with --methods, unless --densities says otherwise
 @command(epilog="Example:  residua compare --model world --densities 0.12,0.22 --reconstructions probe,anchored")
 def compare(
     context: typer.Context,
-    pipeline: PipelineOptions,
+    *,
     model: Model = "world",
     densities: Annotated[str, typer.Option(help="Comma separated; or none.")] = "0.12,0.17,0.22,0.28,0.35",
     partitions: Annotated[str, typer.Option(help="Comma separated.")] = "semantic,response",
@@ -43,6 +43,7 @@ def compare(
         typer.Option(help="Prompts of the model in the box: tuning, report, or the first few, such as report:4."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Default: 0; with --scenes, that of the scenes.")] = None,
+    pipeline: PipelineOptions,
     pbench: Annotated[
         Path | None, typer.Option(help="PBench scores by method (JSON), for --methods; PBench itself is not run.")
     ] = None,

@@ -25,17 +25,18 @@ MODEL_HELP = "Hub id, folder in the layout of diffusers, or world."
 )
 def generate(
     context: typer.Context,
+    *,
     prompt: Annotated[str, typer.Option(help="What to show.")],
     model: Annotated[str, typer.Option(help=MODEL_HELP)],
-    method: MethodOptions,
-    pipeline: PipelineOptions,
     out: Annotated[Path, typer.Option(help="The video, an .mp4 file.")] = Path("video.mp4"),
+    method: MethodOptions,
     image: Annotated[Path | None, typer.Option(help="First frame, for image-to-video.")] = None,
     negative_prompt: Annotated[str | None, typer.Option(help="What not to show.")] = None,
     guidance: Annotated[float | None, typer.Option(help="Guidance scale.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     fps: Annotated[int, typer.Option(min=1, help="Frames per second of the file.")] = 16,
     config: Annotated[Path | None, typer.Option(help="TOML with settings of the method.")] = None,
+    pipeline: PipelineOptions,
     compare: Annotated[
         bool, typer.Option("--compare", help="Generate the dense video too, and write a report.")
     ] = False,

@@ -28,7 +28,7 @@ PROMPTS = TUNING_PROMPTS[:2], TUNING_PROMPTS[2:4]  # for the search and for the 
 )
 def tune(
     context: typer.Context,
-    pipeline: PipelineOptions,
+    *,
     model: Model = "world",
     target_psnr: Annotated[float | None, typer.Option(help="At least this PSNR in dB on every video.")] = None,
     target_lpips: Annotated[float | None, typer.Option(help="At most this LPIPS on every video.")] = None,
@@ -41,6 +41,7 @@ def tune(
         Path | None, typer.Option(help="Prompts for the check; default: the same with another seed.")
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds for every prompt, comma separated.")] = "0",
+    pipeline: PipelineOptions,
     tries: Annotated[int, typer.Option(min=1, help="Number of settings to try at most.")] = 7,
     out: Annotated[Path, typer.Option(help="The profile, a .toml file.")] = Path("profile.toml"),
     force: ForceFile = False,

@@ -219,15 +219,10 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def _parts(found: Sequence[Comparison]) -> dict[str, float]:
     """Mean seconds of each part of a generation; empty if stages were not timed."""
-    if not all(one.report.total.stages for one in found):
+    if not all(one.parts for one in found):
         return {}
     parts: dict[str, float] = {}
     for one in found:
-        total = one.report.total
-        inside = dict(total.stages)
-        inside["dense"] = total.dense_seconds
-        inside["layout"] = max(0.0, total.sparse_seconds - sum(total.stages.values()))
-        inside["rest of the model"] = max(0.0, one.sparse.clip.seconds - total.seconds)
-        for name, seconds in inside.items():
+        for name, seconds in one.parts.items():
             parts[name] = parts.get(name, 0.0) + seconds / len(found)
     return parts

@@ -118,6 +118,20 @@ class Comparison:
         return {**self.quality.not_measured, **scores}
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of each part of the sparse generation: stages, dense calls, layout, the rest of the model; empty
+        if stages were not timed."""
+        total = self.report.total
+        if not total.stages:
+            return {}
+        return {
+            **total.stages,
+            "dense": total.dense_seconds,
+            "layout": max(0.0, total.sparse_seconds - sum(total.stages.values())),
+            "rest of the model": max(0.0, self.sparse.clip.seconds - total.seconds),
+        }
+
+    @property
     def all_dense(self) -> str | None:
         """Why nothing was sparse, or None if something was."""
         return why_all_dense(self.report)

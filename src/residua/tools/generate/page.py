@@ -269,13 +269,13 @@ def _layers(comparison: Comparison) -> list[dict[str, Any]]:
 
 def _stages(comparison: Comparison) -> list[dict[str, Any]]:
     """Where the time of the sparse generation went; dense calls and everything else come last."""
-    total = comparison.report.total
-    if not total.stages:
+    found = comparison.parts
+    if not found:
         return []
-    parts = {name: total.stages.get(name, 0.0) for name in STAGES}
-    parts["bookkeeping"] = max(0.0, total.sparse_seconds - sum(total.stages.values()))
-    parts["attention that stayed dense"] = total.dense_seconds
-    parts["rest of the model"] = max(0.0, comparison.sparse.clip.seconds - total.seconds)
+    parts = {name: found.get(name, 0.0) for name in STAGES}
+    parts["bookkeeping"] = found["layout"]
+    parts["attention that stayed dense"] = found["dense"]
+    parts["rest of the model"] = found["rest of the model"]
     whole = sum(parts.values()) or 1.0
     return [
         {"name": name, "seconds": seconds, "share": 100 * seconds / whole, "colour": place}

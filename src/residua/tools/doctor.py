@@ -34,7 +34,14 @@ class BackendState:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None if it is missing."""
+    """The version of a package.
+
+    Args:
+        package: Its name on PyPI.
+
+    Returns:
+        The version; None if it is missing.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -46,6 +46,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no probes": {"probes": 0},
     "low density": {"density": 0.02},
     "density 1": {"density": 1.0},
+    "rules of a GPU": {"rules": "gpu", "density": 0.3},
+    "rules of a GPU, tail": {"rules": "gpu", "density": 0.1, "reconstruction": "tail"},
 }
 EXTREMES: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "huge": lambda q, k, v: (q * 1e18, k * 1e18, v * 1e37),
@@ -253,9 +255,9 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, li
     """What differs: the values of each entry, by its name; and how often a key or a text has another name."""
     wrong: dict[str, list[str]] = {}
     renamed: Counter[str] = Counter()
-    for name in dict.fromkeys([*before, *after]):
-        if name not in before or name not in after:
-            wrong[name] = [f"only {'before' if name in before else 'after'}"]
+    for name in before:
+        if name not in after:
+            wrong[name] = ["is gone"]
             continue
         old, new, found = dict(leaves(before[name])), dict(leaves(after[name])), []
         for path in old.keys() & new.keys():
@@ -273,6 +275,7 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> tuple[dict[str, li
         renamed.update(f"new key {path.split('/')[-1]}" for path in gained)
         if found:
             wrong[name] = sorted(found)
+    renamed.update(f"new entry {name}" for name in after if name not in before)
     return wrong, renamed
 
 

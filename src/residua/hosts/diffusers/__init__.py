@@ -5,7 +5,7 @@
 
 from .. import QUALITIES, Preset, Profile, Quality, Report
 from .accelerate import accelerate, attached, model_facts, preset_config
-from .families import Family, Grid, patched_grid, register, supported
+from .families import Family, Grid, patch_of, patched_grid, register, supported
 from .handle import Handle
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "accelerate",
     "attached",
     "model_facts",
+    "patch_of",
     "patched_grid",
     "preset_config",
     "register",

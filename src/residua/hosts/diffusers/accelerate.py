@@ -14,7 +14,7 @@ from .. import ModelFacts, Profile, Settings
 from ..settings import CHECKS
 from .attach import Attachment, attachment_of
 from .components import transformers_of
-from .families import Family, family_of, is_supported
+from .families import Family, family_of, find_family
 from .families.generic import Generic
 from .handle import Handle
 from .tracking import Offset
@@ -204,7 +204,7 @@ def _source(profile: Any) -> str:
 
 
 def _family(model: Any, generic: bool) -> Family:
-    return Generic() if generic and not is_supported(model) else family_of(model)
+    return Generic() if generic and find_family(model) is None else family_of(model)
 
 
 def _release(target: Any, replace: bool) -> None:

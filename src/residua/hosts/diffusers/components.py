@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import IntegrationError
-from .families import is_supported, supported
+from .families import find_family, supported
 from .families.generic import reachable
 
 COMPONENTS = ("transformer", "transformer_2")
@@ -36,7 +36,7 @@ def transformers_of(target: Any, generic: bool = False) -> dict[str, Any]:
             f"{' or '.join(COMPONENTS)}; supported transformers: {', '.join(sorted(supported()))}"
         )
     for name, model in _beside(held):
-        if not _is_in(found, model) and (is_supported(model) or (generic and reachable(model))):
+        if not _is_in(found, model) and (find_family(model) is not None or (generic and reachable(model))):
             found[name] = model
     return found
 

@@ -47,11 +47,12 @@ class LayerTag(str):
 
     def __reduce__(self) -> Any:
         # A copy or a pickle of the model is a plain model: it gets the user's dense backend back.
-        return _same, (self.layer.backend,)
+        return same, (self.layer.backend,)
 
 
-def _same(backend: Any) -> Any:
-    return backend
+def same(x: Any) -> Any:
+    """What takes our place in a copy or pickle of the model; `__reduce__` needs a function that has a name."""
+    return x
 
 
 def tagged_dispatch(

@@ -15,21 +15,25 @@ from ....registry import Registry
 from ... import Grid, Preset, around
 from ...site import Ranges
 
+WAN_PRESET = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
+IMAGE_PRESET = Preset(0.22, 0.20, 0.03, "not in the paper; an image model, settings as for Wan2.2")
+
 
 class Family:
-    """One model family. Subclass it, set the class constants, implement `grid`, and decorate with
+    """One model family. Subclass it, set the class constants, override what does not fit, and decorate with
     `register`."""
 
     name: ClassVar[str]
     models: tuple[str, ...]  # class names of the transformers
     attention: str  # regular expression: names of the self-attention modules
-    preset: Preset
+    preset = WAN_PRESET
     # Supported attention processors of diffusers. None: it passes its backend to the dispatcher, so a tagged
     # copy is enough. A class: Residua's own version of the processor, which does so.
     processors: Mapping[str, Any]
     generic = False  # knows nothing about the model except what its calls show
     # Dense calls gather the valid tokens of each sample instead of masking the others.
     dense_per_sample = False
+    text_first = False  # whether the text precedes the video
     context_parallel = False  # whether Ulysses leaves the tokens in the order that `video_start` expects
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
@@ -40,9 +44,9 @@ class Family:
             inputs: Arguments of its forward pass, by name.
 
         Returns:
-            Frames, height and width, in tokens.
+            Frames, height and width in tokens: by default those of `hidden_states` in patches of the model.
         """
-        raise NotImplementedError
+        return patched_grid(inputs["hidden_states"], patch_of(model))
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         """How many tokens are video.
@@ -67,7 +71,7 @@ class Family:
         Returns:
             The first video row, and the first video key.
         """
-        return 0, 0
+        return (queries - video, keys - video) if self.text_first else (0, 0)
 
     def layout(self, model: Any, inputs: Mapping[str, Any]) -> Any:
         """What `text` must know about the forward pass in addition to the number of video tokens.
@@ -166,15 +170,8 @@ class Family:
 
 
 def taggable(processor: Any) -> Any:
-    """A processor that may be marked as that of one layer.
-
-    Args:
-        processor: The layer's own.
-
-    Returns:
-        A copy, because layers may share a processor. One with weights (an IP-Adapter) belongs to its layer,
-        and torch would take a copy for another part of the model.
-    """
+    """A processor that may be marked as that of one layer: a copy, because layers may share one. One with weights (an
+    IP-Adapter) belongs to its layer, and torch would take a copy for another part of the model."""
     return processor if isinstance(processor, torch.nn.Module) else copy.copy(processor)
 
 
@@ -187,17 +184,10 @@ def supported() -> dict[str, Family]:
     return {model: family for family in FAMILIES.values() for model in family.models}
 
 
-def is_supported(model: Any) -> bool:
-    """Whether a family knows the class of a transformer, or one of its parents.
-
-    Args:
-        model: The transformer.
-
-    Returns:
-        True if `family_of` finds one.
-    """
+def find_family(model: Any) -> Family | None:
+    """The family of a transformer, by its class or its nearest known parent; None if there is none."""
     known = supported()
-    return any(parent.__name__ in known for parent in type(model).__mro__)
+    return next((known[kind.__name__] for kind in type(model).__mro__ if kind.__name__ in known), None)
 
 
 def family_of(model: Any) -> Family:
@@ -209,17 +199,32 @@ def family_of(model: Any) -> Family:
     Returns:
         The family; IntegrationError if there is none.
     """
-    known = supported()
-    for parent in type(model).__mro__:
-        if parent.__name__ in known:
-            return known[parent.__name__]
-    raise IntegrationError(
-        f"{type(model).__name__} is not a transformer that Residua knows; supported: "
-        f"{', '.join(sorted(known))}. docs/add-a-model.md shows how to add one in 30 lines"
-    )
+    family = find_family(model)
+    if family is None:
+        raise IntegrationError(
+            f"{type(model).__name__} is not a transformer that Residua knows; supported: "
+            f"{', '.join(sorted(supported()))}. docs/add-a-model.md shows how to add one in 30 lines"
+        )
+    return family
 
 
-def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:
+def patch_of(model: Any) -> Grid:
+    """The size of a patch in frames, height and width of the latents.
+
+    Args:
+        model: The transformer; its config has one size per axis, or one for both axes of a frame.
+
+    Returns:
+        Frames, height and width.
+    """
+    size = model.config.patch_size
+    if isinstance(size, int):
+        return getattr(model.config, "patch_size_t", None) or 1, size, size
+    frames, height, width = size
+    return frames, height, width
+
+
+def patched_grid(latents: Any, patch: Grid) -> Grid:
     """The grid of latents that are divided into patches.
 
     Args:
@@ -234,13 +239,5 @@ def patched_grid(latents: Any, patch: tuple[int, int, int]) -> Grid:
 
 
 def patches(latents: Any, patch: tuple[int, ...]) -> int:
-    """How many patches latents are divided into, the last ones padded.
-
-    Args:
-        latents: [B, C, frames, height, width].
-        patch: Frames, height and width of a patch.
-
-    Returns:
-        Their number.
-    """
+    """How many patches latents [B, C, frames, height, width] are divided into, the last ones padded."""
     return math.prod(math.ceil(size / step) for size, step in zip(latents.shape[2:], patch, strict=True))

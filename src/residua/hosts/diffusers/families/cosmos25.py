@@ -8,30 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import Family, Grid, Preset, patched_grid, register
-from .processor import OwnProcessor, heads_of
+from .base import Family, Grid, Preset, patch_of, patched_grid, register
+from .processor import OwnProcessor
 
 
 class CosmosProcessor(OwnProcessor):
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        image_rotary_emb: Any = None,
-    ) -> Tensor:
+    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
         from diffusers.models.embeddings import apply_rotary_emb
 
-        # The rotary embedding expects [B, H, N, D].
-        q = attn.norm_q(heads_of(attn, attn.to_q(hidden_states)).transpose(1, 2))
-        k = attn.norm_k(heads_of(attn, attn.to_k(hidden_states)).transpose(1, 2))
-        v = heads_of(attn, attn.to_v(hidden_states))  # [B, N, H, D]
-        if image_rotary_emb is not None:
-            q = apply_rotary_emb(q, image_rotary_emb, use_real=True, use_real_unbind_dim=-2)
-            k = apply_rotary_emb(k, image_rotary_emb, use_real=True, use_real_unbind_dim=-2)
-        out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v)  # [B, N, H * D]
-        return attn.to_out[1](attn.to_out[0](out))
+        rotated: Any = apply_rotary_emb(x, rotary, use_real_unbind_dim=-2, sequence_dim=1)
+        return rotated
 
 
 @register
@@ -41,9 +27,6 @@ class Cosmos25(Family):
     attention = r"transformer_blocks\.\d+\.attn1"
     preset = Preset(0.22, 2, 1, "the paper's density; the authors' dense steps and layers")
     processors: Mapping[str, Any] = {"CosmosAttnProcessor2_0": CosmosProcessor}
-
-    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        return patched_grid(inputs["hidden_states"], tuple(model.config.patch_size))
 
 
 @register
@@ -56,4 +39,4 @@ class CosmosControl(Cosmos25):
     preset = Preset(0.22, 2, 1, "not in the paper; taken over from Cosmos-Predict2.5")
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        return patched_grid(inputs["latents"], tuple(model.config.patch_size))
+        return patched_grid(inputs["latents"], patch_of(model))

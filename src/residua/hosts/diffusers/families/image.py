@@ -7,25 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...site import Ranges
-from .base import Family, Grid, Preset, register
+from .base import IMAGE_PRESET, Family, Grid, register
 
 IMAGE_PROMPT = "image prompt (IP-Adapter)"
-NOT_IN_THE_PAPER = Preset(0.22, 0.20, 0.03, "not in the paper; an image model, settings as for Wan2.2")
 
 
 class TextThenImage(Family):
     """The image (with its references) comes last."""
 
-    preset = NOT_IN_THE_PAPER
+    preset = IMAGE_PRESET
+    text_first = True
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
         return 1, 1, self.tokens(model, inputs)
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         return int(inputs["hidden_states"].shape[1])
-
-    def video_start(self, queries: int, keys: int, video: int) -> tuple[int, int]:
-        return queries - video, keys - video
 
 
 @register
@@ -37,6 +34,14 @@ class Flux(TextThenImage):
 
     def why_dense(self, queries: int, keys: int) -> str | None:
         return None if queries == keys else IMAGE_PROMPT
+
+
+@register
+class FluxControl(Flux):
+    """Its blocks are those of the transformer, like those of QwenImageControl."""
+
+    name = "Flux.1 ControlNet"
+    models = ("FluxControlNetModel",)
 
 
 @register
@@ -70,3 +75,9 @@ class QwenImage(TextThenImage):
     models = ("QwenImageTransformer2DModel",)
     attention = r"transformer_blocks\.\d+\.attn"
     processors: Mapping[str, Any] = {"QwenDoubleStreamAttnProcessor2_0": None}
+
+
+@register
+class QwenImageControl(QwenImage):
+    name = "Qwen-Image ControlNet"
+    models = ("QwenImageControlNetModel",)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Family, Grid, Preset, patched_grid, register
+from .base import Family, Grid, patch_of, patched_grid, register
 
 
 @register
@@ -14,11 +14,10 @@ class Kandinsky5(Family):
     name = "Kandinsky 5"
     models = ("Kandinsky5Transformer3DModel",)
     attention = r"visual_transformer_blocks\.\d+\.self_attention"
-    preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"Kandinsky5AttnProcessor": None}
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        return patched_grid(inputs["hidden_states"].movedim(-1, 1), tuple(model.config.patch_size))
+        return patched_grid(inputs["hidden_states"].movedim(-1, 1), patch_of(model))
 
 
 @register

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Family, Grid, Preset, register
+from .base import Family, Grid, register
 
 
 @register
@@ -14,7 +14,6 @@ class LTX(Family):
     name = "LTX-Video"
     models = ("LTXVideoTransformer3DModel",)
     attention = r"transformer_blocks\.\d+\.attn1"
-    preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"LTXVideoAttnProcessor": None}
     context_parallel = True
     _coordinates: tuple[Any, Grid] | None = None  # weak reference to the last coordinates, and their grid

@@ -12,7 +12,7 @@ from typing import Any
 from ....types import Rows
 from ... import Grid
 from ...site import Ranges
-from .base import Family, Preset, register
+from .base import Family, register
 
 VIDEO = 0  # the tag of video rows, those of references included
 
@@ -30,7 +30,6 @@ class MiniMaxH3(Family):
     name = "MiniMax-H3"
     models = ("MiniMaxH3Transformer3DModel",)
     attention = r"transformer_blocks\.\d+\.attn"
-    preset = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
     processors: Mapping[str, Any] = {"MiniMaxH3AttnProcessor": None}
     _last: tuple[Any, Any, Packing] | None = None  # weak references to tags and timestep numbers, the packing
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...padding import changes
-from ..dispatch import tagged_dispatch
+from ..dispatch import same, tagged_dispatch
 
 
 class OwnProcessor:
-    """Does what the processor of diffusers does, but passes its backend (the layer's tag) to the
-    dispatcher."""
+    """Does what the processor of diffusers does, but passes its backend (the layer's tag) to the dispatcher. By
+    default for attention over the video alone; joint attention overrides `compute`."""
 
     # The names that diffusers' set_attention_backend and enable_parallelism look for.
     _attention_backend: Any = None
@@ -23,6 +23,50 @@ class OwnProcessor:
 
     def __init__(self, original: Any) -> None:
         self._residua_original = original
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        image_rotary_emb: Any = None,
+    ) -> Any:
+        return self.compute(attn, hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb)
+
+    def compute(self, attn: Any, video: Tensor, text: Any, mask: Any, rotary: Any) -> Any:
+        """The arguments that diffusers gives -> what its processor returns."""
+        return project_out(attn, self.attend(*self.project(attn, video, rotary), self.key_mask(mask)))
+
+    def key_mask(self, mask: Any) -> Tensor | None:
+        """The key mask [B, 1, 1, N] of attention over the video alone; None if every key is valid."""
+        return None
+
+    def project(self, attn: Any, x: Tensor, rotary: Any = None, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x [B, N, C], the first two rotated from row `first` on.  # [B, N, H, D]"""
+        q, k, v = heads_of(attn, *self.linear(attn, x))
+        q, k = normed(attn.norm_q, q), normed(attn.norm_k, k)
+        return (q, k, v) if rotary is None else (self._rotate(q, rotary, first), self._rotate(k, rotary, first), v)
+
+    def linear(self, attn: Any, x: Tensor) -> tuple[Tensor, ...]:
+        return attn.to_q(x), attn.to_k(x), attn.to_v(x)
+
+    def _rotate(self, x: Tensor, rotary: Any, first: int) -> Tensor:
+        return torch.cat([x[:, :first], self.rotate(x[:, first:], rotary)], dim=1) if first else self.rotate(x, rotary)
+
+    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
+        """Rotary embedding of queries or keys.  # [B, N, H, D]"""
+        from diffusers.models.embeddings import apply_rotary_emb
+
+        rotated: Any = apply_rotary_emb(x, rotary, sequence_dim=1)
+        return rotated
+
+    def attend_joint(self, attn: Any, video: Tensor, text: Tensor, rotary: Any = None, text_mask: Any = None) -> Any:
+        """Attention over [video, text] with projections for each -> [B, video, H * D], [B, text, H * D]."""
+        both = zip(self.project(attn, video, rotary), project_text(attn, text), strict=True)
+        q, k, v = (torch.cat(pair, dim=1) for pair in both)
+        mask = None if text_mask is None else joint_key_mask(text_mask, k.shape[1] - text_mask.shape[1])
+        return self.attend(q, k, v, mask).split([video.shape[1], text.shape[1]], dim=1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D], mask [B, 1, 1, Nk] -> [B, Nq, H * D]."""
@@ -33,7 +77,7 @@ class OwnProcessor:
 
     def __reduce__(self) -> Any:
         # A copy or a pickle of the model is a plain model: it gets diffusers' processor back.
-        return _same, (self._residua_original,)
+        return same, (self._residua_original,)
 
 
 # Weak reference to the text's mask, how often it was changed, video tokens, key mask.
@@ -62,12 +106,8 @@ def joint_key_mask(text_mask: Tensor, video: int) -> Tensor:
     return known[3]
 
 
-def _same(original: Any) -> Any:
-    return original
-
-
-def heads_of(attn: Any, x: Tensor) -> Tensor:
-    return x.unflatten(2, (attn.heads, -1))  # [B, N, H, D]
+def heads_of(attn: Any, *parts: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.unflatten(2, (attn.heads, -1)) for x in parts)  # [B, N, H, D]
 
 
 def normed(norm: Any, x: Tensor) -> Tensor:
@@ -75,9 +115,11 @@ def normed(norm: Any, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)
 
 
-def rotate_after(x: Tensor, text: int, rotary: Any) -> Tensor:
-    """Rotary embedding of the rows after the text.  # [B, text + video, H, D]"""
-    from diffusers.models.embeddings import apply_rotary_emb
+def project_text(attn: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of the text in joint attention with projections for it.  # [B, N, H, D]"""
+    q, k, v = heads_of(attn, attn.add_q_proj(x), attn.add_k_proj(x), attn.add_v_proj(x))
+    return normed(attn.norm_added_q, q), normed(attn.norm_added_k, k), v
 
-    video: Any = apply_rotary_emb(x[:, text:].transpose(1, 2), rotary)
-    return torch.cat([x[:, :text], video.transpose(1, 2)], dim=1)
+
+def project_out(attn: Any, x: Tensor) -> Tensor:
+    return attn.to_out[1](attn.to_out[0](x))

@@ -1,36 +1,33 @@
-"""Wan 2.1 and 2.2 (text, image, both transformers of A14B), VACE, Animate, SkyReels-V2 and ChronoEdit: the
-whole sequence is video."""
+"""Wan 2.1 and 2.2 (text, image, both transformers of A14B) and models built on it: the whole sequence is video."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Family, Grid, Preset, patched_grid, register
+from .base import Family, Grid, Preset, patch_of, patched_grid, patches, register
 
-NOT_IN_THE_PAPER = Preset(0.22, 0.20, 0.03, "not in the paper; taken over from Wan2.2")
+HISTORY = {"short": 1, "mid": 2, "long": 4}  # patches of the video that one token of Helios covers, per axis
+
+
+class WanLike(Family):
+    attention = r"blocks\.\d+\.attn1"
+    processors: Mapping[str, Any] = {"WanAttnProcessor": None}
 
 
 @register
-class Wan(Family):
+class Wan(WanLike):
     name = "Wan"
     models = ("WanTransformer3DModel",)
-    attention = r"blocks\.\d+\.attn1"
     preset = Preset(0.22, 0.20, 0.03, "the paper's density; the authors' dense steps and layers for Wan2.2")
-    processors: Mapping[str, Any] = {"WanAttnProcessor": None}
     context_parallel = True
-
-    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        return patched_grid(inputs["hidden_states"], tuple(model.config.patch_size))
 
 
 @register
-class WanVACE(Wan):
+class WanVACE(WanLike):
     name = "Wan VACE"
     models = ("WanVACETransformer3DModel",)
     attention = r"(vace_)?blocks\.\d+\.attn1"
-    preset = NOT_IN_THE_PAPER
-    context_parallel = False
 
     def depth(self, model: Any, name: str, index: int) -> int:
         """A control block has the depth of the main block that it feeds."""
@@ -39,27 +36,51 @@ class WanVACE(Wan):
 
 
 @register
-class SkyReels(Wan):
+class SkyReels(WanLike):
     name = "SkyReels-V2"
     models = ("SkyReelsV2Transformer3DModel",)
-    preset = NOT_IN_THE_PAPER
     processors: Mapping[str, Any] = {"SkyReelsV2AttnProcessor": None}
-    context_parallel = False
 
 
 @register
-class WanAnimate(Wan):
+class WanAnimate(WanLike):
     """Its face adapter is cross-attention and is not changed."""
 
     name = "Wan Animate"
     models = ("WanAnimateTransformer3DModel",)
-    preset = NOT_IN_THE_PAPER
-    context_parallel = False
 
 
 @register
-class ChronoEdit(Wan):
+class ChronoEdit(WanLike):
     name = "ChronoEdit"
     models = ("ChronoEditTransformer3DModel",)
-    preset = NOT_IN_THE_PAPER
-    context_parallel = False
+
+
+@register
+class AnyFlow(WanLike):
+    """Wan with a second timestep; its latents are [B, frames, C, height, width]. Its causal variant (FAR) attends
+    through block masks of its own and is not supported."""
+
+    name = "AnyFlow"
+    models = ("AnyFlowTransformer3DModel",)
+    processors: Mapping[str, Any] = {"AnyFlowAttnProcessor": None}
+
+    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
+        return patched_grid(inputs["hidden_states"].transpose(1, 2), patch_of(model))
+
+
+@register
+class Helios(WanLike):
+    """The sequence is [history, video]. The history, which is compressed more the older it is, counts as video."""
+
+    name = "Helios"
+    models = ("HeliosTransformer3DModel",)
+    processors: Mapping[str, Any] = {"HeliosAttnProcessor": None}
+
+    def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
+        tokens = super().tokens(model, inputs)
+        for name, times in HISTORY.items():
+            latents = inputs.get(f"latents_history_{name}")
+            if latents is not None and inputs.get(f"indices_latents_history_{name}") is not None:
+                tokens += patches(latents, tuple(times * step for step in model.config.patch_size))
+        return tokens

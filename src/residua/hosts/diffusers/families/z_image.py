@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import IntegrationError
-from .base import Family, Grid, Preset, patched_grid, register
+from .base import IMAGE_PRESET, Family, Grid, patched_grid, register
 
 DEFAULT_PATCH = {"patch_size": 2, "f_patch_size": 1}
 
@@ -17,7 +17,7 @@ class ZImage(Family):
     name = "Z-Image"
     models = ("ZImageTransformer2DModel",)
     attention = r"(noise_refiner|layers)\.\d+\.attention"
-    preset = Preset(0.22, 0.20, 0.03, "not in the paper; an image model, settings as for Wan2.2")
+    preset = IMAGE_PRESET
     processors: Mapping[str, Any] = {"ZSingleStreamAttnProcessor": None}
 
     def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
@@ -33,3 +33,13 @@ class ZImage(Family):
 
     def timestep(self, inputs: Mapping[str, Any]) -> Any:
         return inputs.get("t")
+
+
+@register
+class ZImageControl(ZImage):
+    """Its blocks are those of the transformer. It also runs the transformer's noise refiner, whose calls stay dense
+    there."""
+
+    name = "Z-Image ControlNet"
+    models = ("ZImageControlNetModel",)
+    attention = r"control_(noise_refiner|layers)\.\d+\.attention"

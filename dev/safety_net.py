@@ -27,6 +27,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+import residua
+
 Entry = tuple[str, Callable[[], Any]]
 
 RECONSTRUCTIONS = ("anchored", "tail", "probe", "none")
@@ -114,8 +116,6 @@ def calls(
     **options: Any,
 ) -> list[Any]:
     """What every call of a run returns. Each layer has a state of its own; all share one budget."""
-    import residua
-
     shared, found = budget() if layers > 1 else None, []
     states = [residua.State(shared) for _ in range(layers)]
     with mock.patch.dict(os.environ, {"RESIDUA_NATIVE_ISA": isa} if isa else {}):
@@ -174,13 +174,9 @@ def other_entries(names: Names) -> Iterator[Entry]:
     """The other doors: torch's signature, the raw operator, pipelines, other methods, the model in the box."""
 
     def sdpa() -> str:
-        import residua
-
         return digest(residua.sdpa(*tensors(), attn_mask=torch.arange(400)[None, None, None] < 390, enable_gqa=True))
 
     def raw(backend: str) -> list[str]:
-        import residua
-
         g = torch.Generator().manual_seed(0)
         query = residua.Partition.from_labels(torch.randint(-1, 6, (1, 4, 400), generator=g), 6)
         kv = residua.Partition.from_labels(torch.randint(-1, 9, (1, 2, 400), generator=g), 9)
@@ -189,8 +185,6 @@ def other_entries(names: Names) -> Iterator[Entry]:
         return [digest(x) for x in attend(*tensors(), route, backend=names[backend])]
 
     def accelerated(pipe: Any, run: Callable[[], Tensor], settings: dict[str, Any]) -> list[Any]:
-        import residua
-
         with residua.accelerate(pipe, min_tokens=0, **settings) as handle:
             return [digest(run()), json.loads(handle.report().to_json())]
 

@@ -108,23 +108,31 @@ def _natural_loops(instructions: list[tuple[str, str]], labels: dict[str, int]) 
     code branch back as well; they are told apart by dominance: a loop's header lies on every way to its
     branch."""
     edges = _edges(instructions, labels)
-    before: dict[int, list[int]] = {place: [] for place in range(len(instructions))}
+    before: list[list[int]] = [[] for _ in edges]
     for place, targets in enumerate(edges):
         for target in targets:
             before[target].append(place)
-    nearest = _dominators(edges, before)
-    bodies: dict[int, set[int]] = {}
-    for place, targets in enumerate(edges):
-        for target in targets:
-            if _dominates(nearest, target, place):
-                body = bodies.setdefault(target, {target})
-                waiting = [place]
-                while waiting:
-                    here = waiting.pop()
-                    if here not in body:
-                        body.add(here)
-                        waiting += before[here]
-    return [(header, frozenset(bodies[header])) for header in sorted(bodies)]
+    code, loops = _reached(edges, 0), []
+    for header, sources in enumerate(before):
+        if header > 0 and len(sources) < 2:
+            continue  # a loop's header is entered from outside, and again from inside
+        dominated = code - _reached(edges, 0, header)
+        bodies = [_reached(before, place, header) for place in sources if place in dominated]
+        if bodies:
+            loops.append((header, frozenset({header}.union(*bodies))))
+    return loops
+
+
+def _reached(edges: list[list[int]], start: int, closed: int | None = None) -> set[int]:
+    """All places that can be reached from one of them, on ways that avoid the closed one."""
+    found: set[int] = set()
+    waiting = [start]
+    while waiting:
+        place = waiting.pop()
+        if place != closed and place not in found:
+            found.add(place)
+            waiting += edges[place]
+    return found
 
 
 def _edges(instructions: list[tuple[str, str]], labels: dict[str, int]) -> list[list[int]]:
@@ -140,54 +148,3 @@ def _edges(instructions: list[tuple[str, str]], labels: dict[str, int]) -> list[
             after = [goal, *after] if name.endswith(".IF") else [goal]
         found.append(after)
     return found
-
-
-def _dominators(edges: list[list[int]], before: dict[int, list[int]]) -> dict[int, int]:
-    """The nearest instruction that lies on every way to each one that can be reached (Cooper, Harvey and
-    Kennedy's iteration)."""
-    order = _reverse_postorder(edges)
-    rank = {place: number for number, place in enumerate(order)}
-    nearest = {0: 0}
-
-    def meet(a: int, b: int) -> int:
-        while a != b:
-            while rank[a] > rank[b]:
-                a = nearest[a]
-            while rank[b] > rank[a]:
-                b = nearest[b]
-        return a
-
-    changed = True
-    while changed:
-        changed = False
-        for place in order[1:]:
-            known = [other for other in before[place] if other in nearest]
-            best = known[0]
-            for other in known[1:]:
-                best = meet(best, other)
-            if nearest.get(place) != best:
-                nearest[place], changed = best, True
-    return nearest
-
-
-def _reverse_postorder(edges: list[list[int]]) -> list[int]:
-    """Instructions that can be reached, each before those it leads to, loops aside."""
-    done: list[int] = []
-    seen = {0}
-    stack = [(0, iter(edges[0]))]
-    while stack:
-        place, following = stack[-1]
-        target = next((t for t in following if t not in seen), None)
-        if target is None:
-            done.append(place)
-            stack.pop()
-        else:
-            seen.add(target)
-            stack.append((target, iter(edges[target])))
-    return done[::-1]
-
-
-def _dominates(nearest: dict[int, int], above: int, below: int) -> bool:
-    while below in nearest and below != above and nearest[below] != below:
-        below = nearest[below]
-    return below == above

@@ -21,7 +21,7 @@ from dev.gpu_model.work import Work, work_of
 from dev.processes import in_processes
 from residua.config import Config
 from residua.errors import BackendError
-from residua.tools.plan.gpus import Gpu
+from residua.tools.plan.speeds import Gpu
 from residua.util.interrupts import uninterrupted
 
 STALL = 1.2  # what barriers and uneven warps add to the ideal time of a kernel that multiplies

@@ -11,7 +11,7 @@ from typing import Any
 
 from dev.gpu_model.model import Codes, Estimate, Task, estimate
 from residua.tools.plan.estimates import FILE
-from residua.tools.plan.gpus import GPUS
+from residua.tools.plan.speeds import GPUS
 
 TOKENS = (8192, 32768, 75600)
 DENSITIES = (0.05, 0.22)

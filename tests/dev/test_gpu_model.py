@@ -16,7 +16,9 @@ from dev.gpu_model.route import count_tiles, pack, real_route
 from dev.gpu_model.sass import Code, Loop, _natural_loops, _parse
 from dev.gpu_model.work import Work
 from residua.errors import InputError
-from residua.tools.plan.gpus import GPUS, H100, find_gpu
+from residua.tools.plan.speeds import GPUS, find_gpu
+
+H100 = GPUS["h100"]
 
 
 def test_packing_fills_tiles_over_runs():

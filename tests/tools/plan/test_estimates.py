@@ -7,7 +7,7 @@ import pytest
 from residua.errors import InputError
 from residua.hosts.break_even import BREAK_EVEN
 from residua.tools.plan import estimates as stored
-from residua.tools.plan.gpus import H100
+from residua.tools.plan.speeds import GPUS
 
 
 def rows(gpu="h100"):
@@ -28,7 +28,7 @@ def test_points_of_the_table_come_back():
         assert found.ms == pytest.approx(max(wanted, row["host_ms"]))
         assert found.launches == row["launches"]
         assert found.grouping_ms + found.attention_ms < wanted
-        assert found.dense_ms == pytest.approx(4 * row["tokens"] ** 2 * 128 * 40 / 1e9 / H100.dense)
+        assert found.dense_ms == pytest.approx(4 * row["tokens"] ** 2 * 128 * 40 / 1e9 / GPUS["h100"].dense)
 
 
 def test_more_tokens_pairs_or_heads_take_longer():

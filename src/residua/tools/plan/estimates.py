@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .gpus import find_gpu
+from .speeds import find_gpu
 
 STEP, MAX_TOKENS = 1024, 1 << 17
 TYPICAL_HEADS, TYPICAL_DENSITY = 24, 0.22

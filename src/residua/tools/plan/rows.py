@@ -7,7 +7,7 @@ from typing import Any
 
 from ...util.toml_text import read_toml
 
-NOT_INHERITED = ("like", "aliases", "paper")
+NOT_INHERITED = ("like", "aliases", "paper", "chip")
 
 
 def read_rows(file: str) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,5 @@
-"""The speed of machines for the cost model: sustained rates, each with its source; and their memory."""
+"""The speed of machines for the cost model: sustained rates, each with its source; and their memory. None of the GPUs
+was measured by us."""
 
 from __future__ import annotations
 
@@ -29,12 +30,44 @@ class Machine:
     link: float = 20.0  # GB/s from main memory to the GPU's, for offloading
 
 
-def _machine(name: str, aliases: tuple[str, ...] = (), **fields: Any) -> Machine:
+@dataclass(frozen=True)
+class Gpu:
+    """What a kernel can use per clock and per second, for the static model: sustained rates, not the data sheet's
+    peaks."""
+
+    name: str
+    label: str
+    arch: int  # as in sm_90
+    processors: int
+    ghz: float
+    bandwidth: float  # TB/s of device memory
+    cache_bandwidth: float  # TB/s of the second-level cache
+    mma: int  # bf16 FLOPs per clock of a processor's tensor cores
+    shared: int  # KiB of shared memory per processor
+    warps: int  # that a processor holds at most
+    dense: float  # TFLOP/s of the dense attention kernel that pipelines run (FlashAttention-2)
+    fast_dense: float  # TFLOP/s of the best dense kernel published for it
+    fp32: float  # TFLOP/s of plain fp32 arithmetic
+    fp64: float  # TFLOP/s
+
+    @property
+    def clock(self) -> float:
+        return self.ghz * 1e9
+
+
+def _machine(name: str, aliases: tuple[str, ...] = (), chip: Any = None, **fields: Any) -> Machine:
     return Machine(name, **fields)
+
+
+def _gpu(name: str, chip: dict[str, Any]) -> Gpu:
+    machine = MACHINES[name]
+    dense, fast = machine.attention, machine.fast_attention
+    return Gpu(**{"name": name, "bandwidth": machine.bandwidth, "dense": dense, "fast_dense": fast or dense, **chip})
 
 
 _ROWS = read_rows("machines.toml")
 MACHINES = {name: _machine(name, **row) for name, row in _ROWS.items()}
+GPUS = {name: _gpu(name, row["chip"]) for name, row in _ROWS.items() if "chip" in row}
 ALIASES = {alias: name for name, row in _ROWS.items() for alias in row.get("aliases", ())}
 AMD = ("mi300x", "mi300", "mi325x", "mi250x", "mi350x", "mi355x")
 
@@ -54,3 +87,11 @@ def find_machine(name: object) -> Machine:
         if candidate in MACHINES:
             return MACHINES[candidate]
     raise InputError(f"gpu={name!r}: wanted one of {known}{did_you_mean(key, [*MACHINES, *ALIASES])}")
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU of such a name, for the static model."""
+    gpu = GPUS.get(find_machine(name).name)
+    if gpu is None:
+        raise InputError(f"gpu={name!r}: not in the static model; wanted one of {', '.join(GPUS)}")
+    return gpu

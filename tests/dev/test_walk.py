@@ -1,0 +1,20 @@
+"""The list of files in docs/method.md is the walk of a call."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dev.walk import walk
+from residua.ops import backends
+
+METHOD = Path(__file__).parents[2] / "docs/method.md"
+
+
+def test_the_page_lists_the_files_of_a_call_in_order():
+    if reason := backends()["native"].unavailable():
+        pytest.skip(reason)
+    [section] = re.findall(r"## A reader's walk\n(.*?)(?:\n## |\Z)", METHOD.read_text(), re.DOTALL)
+    assert re.findall(r"^\d+\. `(.+?)`", section, re.MULTILINE) == walk()

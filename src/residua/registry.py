@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from collections import UserDict
+from typing import Protocol, TypeVar
 
 from .errors import InputError
 
@@ -16,7 +16,7 @@ class Named(Protocol):
 T = TypeVar("T", bound=Named)
 
 
-class Registry(Mapping[str, T], Generic[T]):
+class Registry(UserDict[str, T]):
     """Instances of registered classes by their `name`, in the order of registration.
 
     >>> PARTITIONERS: Registry[Partitioner] = Registry("partitioner")
@@ -29,8 +29,8 @@ class Registry(Mapping[str, T], Generic[T]):
         """Args:
         kind: What is registered here, in the singular, for error messages.
         """
+        super().__init__()
         self._kind = kind
-        self._known: dict[str, T] = {}
 
     def register(self, cls: type[T]) -> type[T]:
         """Class decorator: registers one instance of the class under its name.
@@ -50,9 +50,9 @@ class Registry(Mapping[str, T], Generic[T]):
         Args:
             one: An instance; a name that is taken raises ValueError (`remove` the old one first).
         """
-        if one.name in self._known:
+        if one.name in self:
             raise ValueError(f"two of kind {self._kind} are called {one.name!r}")
-        self._known[one.name] = one
+        self[one.name] = one
 
     def remove(self, name: str) -> None:
         """Forgets a registered name.
@@ -60,19 +60,7 @@ class Registry(Mapping[str, T], Generic[T]):
         Args:
             name: One of the known names.
         """
-        del self._known[name]
+        del self[name]
 
-    def __getitem__(self, name: str) -> T:
-        if name not in self._known:
-            known = ", ".join(map(repr, self._known))
-            raise InputError(f"{self._kind} {name!r} is not known; there are: {known}")
-        return self._known[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+    def __missing__(self, name: str) -> T:
+        raise InputError(f"{self._kind} {name!r} is not known; there are: {', '.join(map(repr, self))}")

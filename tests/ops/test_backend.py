@@ -40,7 +40,7 @@ class Broken(TorchBackend):
 @pytest.fixture
 def more(monkeypatch):
     for backend in (Picky, Broken):
-        monkeypatch.setitem(registry.BACKENDS._known, backend.name, backend())
+        monkeypatch.setitem(registry.BACKENDS.data, backend.name, backend())
 
 
 def test_backends_are_listed_best_first(more):
@@ -85,13 +85,13 @@ def test_a_slow_backend_is_named_once_with_the_reason(monkeypatch, caplog):
 
 
 def test_one_error_lists_every_backends_reasons(more, monkeypatch):
-    monkeypatch.setattr(registry.BACKENDS, "_known", {b.name: b() for b in (Picky, Broken)})
+    monkeypatch.setattr(registry.BACKENDS, "data", {b.name: b() for b in (Picky, Broken)})
     with pytest.raises(BackendError, match=r"(?s)picky: device cpu.*broken: no compiler"):
         choose_backend("auto", Demand(CPU, torch.float32, 16, 16))
 
 
 def test_auto_never_falls_back_to_what_is_chosen_by_name_only(monkeypatch):
-    monkeypatch.setattr(registry.BACKENDS, "_known", {"broken": Broken(), "reference": backends()["reference"]})
+    monkeypatch.setattr(registry.BACKENDS, "data", {"broken": Broken(), "reference": backends()["reference"]})
     with pytest.raises(BackendError, match="no backend takes this call"):
         choose_backend("auto", Demand(CPU, torch.float32, 16, 16))
 
@@ -104,7 +104,7 @@ def test_a_failure_inside_a_backend_is_not_hidden(monkeypatch):
         def attend(self, *args, **kwargs):
             raise RuntimeError("out of memory")
 
-    monkeypatch.setitem(registry.BACKENDS._known, "failing", Failing())
+    monkeypatch.setitem(registry.BACKENDS.data, "failing", Failing())
     for call in (lambda: residua.attention(*qkv()), lambda: attend_route(*qkv(1, 2, 2, 90, 110), random_route())):
         with pytest.raises(RuntimeError, match="out of memory"):
             call()

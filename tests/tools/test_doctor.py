@@ -43,7 +43,7 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch):
         def unavailable(self):
             return "no compiler; install one"
 
-    monkeypatch.setitem(backends.BACKENDS._known, "missing", Missing())
+    monkeypatch.setitem(backends.BACKENDS.data, "missing", Missing())
     (state,) = [s for s in doctor.backend_states() if s.name == "missing"]
     assert state.reason == "no compiler; install one"
 

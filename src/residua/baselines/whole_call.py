@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import Config
 from ..method.route import pair_budget
 from ..ops.backend import Backend
-from ..receipt import ALWAYS, Receipt, count_pairs
+from ..receipt import ALWAYS, Receipt
 from ..types import Call
 from ..util.stopwatch import Stopwatch
 from .task import Outcome, Task, attend_all
@@ -95,29 +95,16 @@ class WholeCall:
         call, config = self.call, self.config
         routes = [outcome.route for outcome in outcomes if outcome.route is not None]
         route = routes[0] if routes else None
-        pairs = count_pairs(call, route, 0)
+        found = Receipt.of(call, config, self.backend.name, self.stopwatch.timings, route, warm=warm)
+        pairs = found.per_head
         if routes:
             pairs = replace(pairs, routed=torch.cat([one.pairs for one in routes]))
-        dim, value_dim = call.q.shape[-1], call.v.shape[-1]
+        dim, value_dim = found.head_dims
         weights = {"prediction": dim / (dim + value_dim), "compensation": 1.0}
         beside = {}
         for name, weight in weights.items():
             total = weight * sum(outcome.products.get(name, 0) for outcome in outcomes)
             if total:
                 beside[name] = torch.full_like(pairs.possible, total / pairs.possible.numel(), dtype=torch.float64)
-        return Receipt(
-            target=config.density,
-            all_in=False,
-            allowed=torch.full_like(pairs.possible, config.density, dtype=torch.float64),
-            per_head=pairs,
-            beside=beside,
-            error_per_head=None,
-            choice_per_head=None,
-            head_dims=(dim, value_dim),
-            groups=(0, 0) if route is None else (route.query.groups, route.kv.groups),
-            backend=self.backend.name,
-            warm=warm,
-            reused_per_head=None,
-            always=ALWAYS,
-            timings=self.stopwatch.timings,
-        )
+        allowed = torch.full_like(found.allowed, config.density)
+        return replace(found, all_in=False, always=ALWAYS, allowed=allowed, per_head=pairs, beside=beside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -157,15 +157,7 @@ class ResolvedSettings:
     method: str | None = None  # None: Residua, as the config says
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "quality": self.quality,
-            "method": self.method,
-            "config": self.config.to_dict(),
-            "dense_steps": self.dense_steps,
-            "dense_layers": self.dense_layers,
-            "layers": None if self.layers is None else list(self.layers),
-            "min_tokens": self.min_tokens,
-        }
+        return asdict(self)
 
 
 def min_tokens_for(device: torch.device) -> int:

@@ -28,7 +28,7 @@ FREELY = {"config": BOUND, "dense_steps": 1, "dense_layers": 0, "min_tokens": 0,
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
-    monkeypatch.setattr(base.FAMILIES, "_known", {})
+    monkeypatch.setattr(base.FAMILIES, "data", {})
 
 
 def run(model, inputs, scheduler, denoise, **changes) -> tuple[torch.Tensor, Report]:

@@ -184,7 +184,7 @@ def test_context_parallelism_is_refused_where_it_is_not_supported(name, tiny):
 
 def test_a_family_of_ones_own(tiny, scheduler, denoise, speed_up, monkeypatch):
     """The example of docs/add-a-model.md."""
-    monkeypatch.setattr(base.FAMILIES, "_known", dict(base.FAMILIES._known))
+    monkeypatch.setattr(base.FAMILIES, "data", dict(base.FAMILIES))
     wan = type(tiny.build("wan")[0])
     mine = type("MyTransformer", (wan,), {})
 

@@ -22,6 +22,9 @@ from .table import headline, render, report_table
 
 Per = Literal["layer", "step", "branch"]
 PER = ("layer", "step", "branch")
+# What a row and a tally have in common: added up as it is.
+NUMBERS = ("sparse", "warm", "reused", "dense_pairs", "flops")
+COUNTERS = ("dense", "pairs", "beside", "chosen", "stages", "backends", "notes")
 
 
 @dataclass(frozen=True)
@@ -239,37 +242,24 @@ def _rows(
 
 def _sum(name: str, tallies: Iterable[Tally]) -> ReportRow:
     tallies = list(tallies)
-    pairs = _added(tally.pairs for tally in tallies)
-    beside = _added(tally.beside for tally in tallies)
-    chosen = _added(tally.chosen for tally in tallies)
+    numbers: dict[str, Any] = {field: sum(getattr(tally, field) for tally in tallies) for field in NUMBERS}
+    counts: dict[str, Any] = {field: dict(_added(getattr(tally, field) for tally in tallies)) for field in COUNTERS}
     errors = [error for tally in tallies for error in tally.errors]
-    dense_pairs = sum(tally.dense_pairs for tally in tallies)
     shapes = _added(tally.shapes for tally in tallies)
-    possible = pairs["possible"]
+    total, possible = (counts["pairs"].get(part, 0) for part in ("total", "possible"))
+    dense_pairs = numbers["dense_pairs"]
     return ReportRow(
         name=name,
-        sparse=sum(tally.sparse for tally in tallies),
-        warm=sum(tally.warm for tally in tallies),
-        reused=sum(tally.reused for tally in tallies),
-        dense=dict(_added(tally.dense for tally in tallies)),
-        density=pairs["total"] / possible if possible else None,
-        cost=(pairs["total"] + sum(beside.values())) / possible if possible else None,
-        density_with_dense=(
-            (pairs["total"] + dense_pairs) / (possible + dense_pairs) if possible + dense_pairs else None
-        ),
+        density=total / possible if possible else None,
+        cost=(total + sum(counts["beside"].values())) / possible if possible else None,
+        density_with_dense=(total + dense_pairs) / (possible + dense_pairs) if possible + dense_pairs else None,
         error=sum(errors) / len(errors) if errors else None,
-        pairs=dict(pairs),
-        beside=dict(beside),
-        chosen=dict(chosen),
-        dense_heads=chosen["dense"],
-        dense_pairs=dense_pairs,
-        flops=sum(tally.flops for tally in tallies),
-        stages=dict(_added(tally.stages for tally in tallies)),
+        dense_heads=counts["chosen"].get("dense", 0),
         sparse_seconds=sum(tally.sparse_timer.seconds() for tally in tallies),
         dense_seconds=sum(tally.dense_timer.seconds() for tally in tallies),
         shapes=[{"q": list(q), "k": list(k), "calls": calls} for (q, k), calls in sorted(shapes.items())],
-        backends=dict(_added(tally.backends for tally in tallies)),
-        notes=dict(_added(tally.notes for tally in tallies)),
+        **numbers,
+        **counts,
     )
 
 

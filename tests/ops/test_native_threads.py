@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import residua
-from residua.ops.native import threads as own_threads
-from residua.ops.native.threads import threads, torch_on_one_thread
+from residua.ops.native import library
+from residua.ops.native.library import threads, torch_on_one_thread
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def several():
     torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(own_threads._switches() is None, reason="torch is not built on OpenMP and MKL here")
+@pytest.mark.skipif(library._switches() is None, reason="torch is not built on OpenMP and MKL here")
 def test_only_the_calling_thread_is_held_to_one(several):
     seen = []
     with torch_on_one_thread():
@@ -42,7 +42,7 @@ def test_an_error_gives_the_threads_back(several):
 
 
 def test_without_the_switches_nothing_changes(several, monkeypatch):
-    monkeypatch.setattr(own_threads, "_switches", lambda: None)
+    monkeypatch.setattr(library, "_switches", lambda: None)
     with torch_on_one_thread():
         assert (torch.get_num_threads(), threads()) == (several, several)
 

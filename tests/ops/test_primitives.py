@@ -19,7 +19,7 @@ BASE = Backend()
 @pytest.fixture(params=["whole", "chunks"], autouse=True)
 def chunk(request, monkeypatch):
     if request.param == "chunks":
-        monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 3000)
+        monkeypatch.setattr("residua.ops.matrices.CHUNK_BYTES", 3000)
 
 
 def test_assign_takes_the_nearest_and_the_lowest_of_equals():

@@ -107,7 +107,7 @@ def test_one_group_with_nearly_all_tokens(monkeypatch):
     route = Route(Partition.from_labels(query, 6), Partition.from_labels(kv, 7), cells)
     wanted, _ = masked_attention(q, k, v, route_mask(route, 500, 600))
     assert worst(attend_route(q, k, v, route, backend="torch")[0], wanted) < 1e-6
-    monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 4 * 600 * 7)
+    monkeypatch.setattr("residua.ops.matrices.CHUNK_BYTES", 4 * 600 * 7)
     assert worst(attend_route(q, k, v, route, backend="torch")[0], wanted) < 1e-6
 
 
@@ -200,7 +200,7 @@ def test_summary_keys_that_drift(dtype, keep, curve, monkeypatch):
     assert worst(out, judge[0]) <= allowed and torch.allclose(lse, judge[1], atol=1e-4)
     still = SummaryKeys(summary.keys, summary.values, summary.log_weight)
     assert worst(attend_route(q, k, v, route, backend="torch", summary=still)[0], judge[0]) > 0.02
-    monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 4 * 60 * 3)
+    monkeypatch.setattr("residua.ops.matrices.CHUNK_BYTES", 4 * 60 * 3)
     pieces, _ = attend_route(q, k, v, route, backend="torch", summary=summary)
     assert worst(pieces, judge[0]) <= allowed
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..types import MAX_BEND, Drift, Partition, Route, SummaryKeys
-from .device import chunk_rows
 from .grouping import GroupingPrimitives, take_rows
+from .matrices import chunk_rows
 
 
 class AttentionPrimitives(GroupingPrimitives):

@@ -16,8 +16,7 @@ import torch
 from ..registry import Registry
 from ..types import Call
 from .attention import AttentionPrimitives
-from .cells import CellPrimitives
-from .grouping import GroupingPrimitives
+from .grouping import CellPrimitives, GroupingPrimitives
 from .judging import JudgingPrimitives
 from .matrices import MatrixPrimitives
 from .residual import ResidualPrimitives

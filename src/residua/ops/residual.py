@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..types import ResidualFit
 from .constants import FEATURE_EPS, MAX_LEVERAGE, MIN_ENERGY
-from .device import chunk_rows, on_cpu
-from .matrices import MatrixPrimitives
+from .matrices import MatrixPrimitives, chunk_rows, on_cpu
 from .subspace import leading_basis
 
 

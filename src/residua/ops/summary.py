@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..types import Partition
 from .constants import MIN_VARIANCE
-from .device import chunk_rows
 from .grouping import GroupingPrimitives, label_means
+from .matrices import chunk_rows
 
 
 class SummaryPrimitives(GroupingPrimitives):

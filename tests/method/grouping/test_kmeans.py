@@ -137,7 +137,7 @@ def test_it_ends_and_stays_finite_whatever_comes_in(value):
 def test_chunks_do_not_change_the_result(monkeypatch):
     x = whole_numbers(3, 101, 4)
     whole = kmeans(x, 9, 5)
-    monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 2000)  # 18 rows at a time
+    monkeypatch.setattr("residua.ops.matrices.CHUNK_BYTES", 2000)  # 18 rows at a time
     parts = kmeans(x, 9, 5)
     assert torch.equal(whole.labels, parts.labels) and torch.equal(whole.centres, parts.centres)
 

@@ -338,7 +338,7 @@ def test_the_simple_tail_in_pieces(monkeypatch):
     routing = routed(call, route, mass, centres)
     slots = assign_slots(grouped, routing)
     whole = merge_centres(grouped, routing, slots)
-    monkeypatch.setattr("residua.ops.device.CHUNK_BYTES", 1)
+    monkeypatch.setattr("residua.ops.matrices.CHUNK_BYTES", 1)
     pieces = merge_centres(grouped, routing, slots)
     for name in ("keys", "values", "log_weight"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))

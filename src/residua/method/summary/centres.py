@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...ops.device import chunk_rows
+from ...ops.matrices import chunk_rows
 from ...types import Call, Drift, Grouping, HeadCost, Partition, SummaryKeys
 from ..route import keep_broken, mass_at_anchors
 from ..stages import Centres, GroupedCall, Routing, SizedCall, Slots

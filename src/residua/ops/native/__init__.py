@@ -1,7 +1,7 @@
 """The CPU backend in C++: fused kernels for AVX-512, AVX2 and any other processor, chosen when it loads.
 
-Each file of a subject calls its kernels; `library` loads the shared library, `abi` and `arguments` hand tensors
-over, `threads` keeps torch's threads out of the way. The C++ sources are in `src/`; the library is built with the
+Each file of a subject calls its kernels; `library` loads the shared library and keeps torch's threads out of the way,
+`abi` hands tensors over. The C++ sources are in `src/`; the library is built with the
 package and loaded through a plain C interface. Work is cut into tasks whose results never depend on the number of
 threads: they are bit-identical on repeats and across thread counts. Memory beyond the outputs is a few hundred KiB
 per thread.
@@ -13,8 +13,7 @@ from typing import ClassVar
 
 from ..backend import BACKENDS
 from .attention import NativeAttention
-from .cells import NativeCells
-from .grouping import NativeGrouping
+from .grouping import NativeCells, NativeGrouping
 from .library import isa
 from .matrices import NativeMatrices
 from .residual import NativeResidual

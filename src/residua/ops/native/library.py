@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -16,7 +17,51 @@ import torch
 from ...errors import BackendError, RouteError
 from ..backend import Backend
 from . import abi
-from .threads import threads, torch_on_one_thread
+
+_LOCAL = threading.local()
+
+
+def threads() -> int:
+    """How many threads a kernel may use: torch's setting, as it was before `torch_on_one_thread`."""
+    return getattr(_LOCAL, "threads", None) or torch.get_num_threads()
+
+
+@contextmanager
+def torch_on_one_thread() -> Iterator[None]:
+    """Inside this block torch's operations of the calling thread run on that thread alone.
+
+    A call alternates between native kernels and small torch operations. After an operation that torch spreads over
+    its OpenMP threads these spin for some milliseconds on the cores that the next kernel needs: short calls take a
+    sixth longer. Other threads of the process do not notice, because OpenMP and MKL keep these settings per thread.
+    Does nothing where torch is built on something else.
+    """
+    switches = _switches()
+    before = torch.get_num_threads()
+    if switches is None or before == 1 or getattr(_LOCAL, "threads", None):
+        yield
+        return
+    set_openmp, set_mkl = switches
+    mkl_before = set_mkl(1)  # 0: whatever the process uses
+    set_openmp(1)
+    _LOCAL.threads = before
+    try:
+        yield
+    finally:
+        _LOCAL.threads = None
+        set_openmp(before)
+        set_mkl(mkl_before)
+
+
+@cache
+def _switches() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
+    """`omp_set_num_threads` and `MKL_Set_Num_Threads_Local` of the libraries that torch uses."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        library = ctypes.CDLL(str(path))
+        return library.omp_set_num_threads, library.MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):
+        return None
+
 
 # Best first; the index is the number that the library takes.
 ISAS = ("avx512bf16", "avx512", "avx2", "generic")

@@ -12,20 +12,9 @@ from .shapes import cdiv, padded
 
 
 @triton.jit
-def join_kernel(
-    OUT,  # [H, N, D] contiguous, changed
-    LSE,  # [H, N] fp32, changed
-    OTHER,  # [H, N, D] in the order ORDER
-    OTHER_LSE,  # [H, N] fp32
-    ORDER,  # [H, N] int64
-    N,
-    tiles,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BD: tl.constexpr,
-):
-    """One program: BM rows of OTHER and the rows of OUT that they belong to. Both are weighted by their share of
-    the joint softmax total."""
+def join_kernel(OUT, LSE, OTHER, OTHER_LSE, ORDER, N, tiles, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+    """One program: BM rows of OTHER [H, N, D] and OTHER_LSE [H, N], and the rows of OUT [H, N, D] and LSE [H, N] fp32
+    at ORDER [H, N] int64, which are changed. Both are weighted by their share of the joint softmax total."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)

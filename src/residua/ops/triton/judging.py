@@ -108,19 +108,11 @@ def _mean(ERRORS, WEIGHTS, M, tiny, BM: tl.constexpr):
 
 @triton.jit
 def choice_kernel(
-    ERRORS,  # [N, B, H, M] fp32
-    WEIGHTS,  # [B, H, M] fp32
-    WITHOUT_SUMMARY,  # [B, H] uint8
-    CHOICE,  # [B, H] int64
-    ERROR,  # [B, H] fp32
-    M,
-    handicap,
-    tiny,
-    N: tl.constexpr,
-    BM: tl.constexpr,
+    ERRORS, WEIGHTS, WITHOUT_SUMMARY, CHOICE, ERROR, M, handicap, tiny, N: tl.constexpr, BM: tl.constexpr
 ):
-    """One program: one head. CHOICE = the candidate of the smallest mean ERROR; a later one, which is simpler, must be
-    better by the handicap. A head without a summary has the last one."""
+    """One program: one head. ERRORS [N, B, H, M] and WEIGHTS [B, H, M] fp32, WITHOUT_SUMMARY [B, H] uint8 -> CHOICE [B,
+    H] int64 = the candidate of the smallest mean ERROR [B, H]; a later one, which is simpler, must be better by the
+    handicap. A head without a summary has the last one."""
     head = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64) * M
     ERRORS += head * M
@@ -140,19 +132,11 @@ def choice_kernel(
 
 @triton.jit
 def switch_kernel(
-    CHOICE,  # [B, H] int64
-    WEIGHT,  # [B, H, CQ, T] fp32, changed
-    CURVE,  # [B, H, CQ, R] fp32, changed, or None: without a drift
-    SLOPE,  # [B, H, CQ, R, DV], changed, or None
-    weights,  # of a head
-    curves,
-    slopes,
-    blocks,
-    DRIFT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHOICE, WEIGHT, CURVE, SLOPE, weights, curves, slopes, blocks, DRIFT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program: one of `blocks` parts of a head. Switches off what its candidate does without: the drift by zeros,
-    the summary by log-weights of -inf."""
+    """One program: one of `blocks` parts of a head. Switches off what its candidate does without: the drift by zeros in
+    CURVE and SLOPE, the summary by log-weights of -inf in WEIGHT. A head has `weights`, `curves`, `slopes`
+    numbers of them."""
     pid = tl.program_id(0)
     head = (pid // blocks).to(tl.int64)
     choice = tl.load(CHOICE + head)

@@ -21,19 +21,10 @@ from .sort import sort_labels
 
 
 @triton.jit
-def centres_kernel(
-    CENTRES,  # [G, C, R] fp32
-    HIGH,  # [G, room, BR] fp16, zeros behind column R and row C
-    LOW,  # [G, room, BR] fp16, or None: what HIGH leaves of fp32
-    HALF,  # [G, room] fp32: half the squared length, infinite behind row C
-    C,
-    room,
-    tiles,
-    R: tl.constexpr,
-    BC: tl.constexpr,
-    BR: tl.constexpr,
-):
-    """One program: BC centres of a head, as `assign_kernel` reads them: in parts of fp16, and half their squares."""
+def centres_kernel(CENTRES, HIGH, LOW, HALF, C, room, tiles, R: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr):
+    """One program: BC of the CENTRES [G, C, R] fp32 of a head, as `assign_kernel` reads them: HIGH [G, room, BR] fp16,
+    what that leaves in LOW, which may be None, zeros behind column R and row C; HALF [G, room] fp32 their squared
+    lengths by two, infinite behind row C."""
     pid = tl.program_id(0)
     group = (pid // tiles).to(tl.int64)
     ids = pid % tiles * BC + tl.arange(0, BC)

@@ -16,18 +16,10 @@ MAX_DIM = 128
 
 @triton.jit
 def moment_kernel(
-    X,  # [B, H, M, D] strided
-    COUNTED,  # [B, H, M] uint8, or None: which rows count
-    OUT,  # [B, H, D, D] fp64
-    H,
-    M,
-    strides,
-    D: tl.constexpr,
-    BM: tl.constexpr,
-    BD: tl.constexpr,
-    CENTRED: tl.constexpr,
+    X, COUNTED, OUT, H, M, strides, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr, CENTRED: tl.constexpr
 ):
-    """One program: one head. OUT = the mean of x^T x over the rows that count, x off their mean if CENTRED."""
+    """One program: one head. X [B, H, M, D] strided -> OUT [B, H, D, D] fp64: the mean of x^T x over the rows that are
+    COUNTED [B, H, M] uint8, or all if that is None; x off their mean if CENTRED."""
     head = tl.program_id(0).to(tl.int64)
     X = head_start(X, strides, head, H)
     dims = tl.arange(0, BD)

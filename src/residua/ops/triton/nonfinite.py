@@ -23,19 +23,9 @@ def note_lost(x, live, LOST, dims, D: tl.constexpr):
 
 
 @triton.jit
-def broken_kernel(
-    X,  # [B, H, N, D] strided
-    MASK,  # [B, N] uint8, or None: which rows count
-    LOST,  # [B, H, D] int32, zeros
-    H,
-    N,
-    strides,
-    tiles,
-    D: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
-):
-    """One program: BN rows of a head. Marks their channels that are not finite in LOST."""
+def broken_kernel(X, MASK, LOST, H, N, strides, tiles, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """One program: BN rows of a head of a strided X [B, H, N, D] that count by MASK [B, N] uint8, or all if that is
+    None. Marks their channels that are not finite in LOST [B, H, D] int32, which begins as zeros."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
@@ -48,17 +38,9 @@ def broken_kernel(
 
 
 @triton.jit
-def spoil_kernel(
-    OUT,  # [B, H, N, D] contiguous, changed
-    LOST,  # [B, H, D] uint8
-    N,
-    tiles,
-    D: tl.constexpr,
-    SPAN: tl.constexpr,
-    BN: tl.constexpr,
-    BD: tl.constexpr,
-):
-    """One program: SPAN rows of a head. Writes NaN into their lost channels, but keeps an Inf."""
+def spoil_kernel(OUT, LOST, N, tiles, D: tl.constexpr, SPAN: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """One program: SPAN rows of a head of OUT [B, H, N, D]. Writes NaN into their LOST [B, H, D] channels, but keeps an
+    Inf."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     dims = tl.arange(0, BD)

@@ -75,15 +75,9 @@ def spread_kernel(
 
 
 @triton.jit
-def relative_kernel(
-    SPREAD,  # [2, B, H, C] fp32
-    PRIORITY,  # [B, H, C] fp32
-    C,
-    minimum,
-    BC: tl.constexpr,
-):
-    """One program: the K/V groups of one head. PRIORITY = log of the root of their spreads relative to the head's mean
-    spreads, of keys plus of values."""
+def relative_kernel(SPREAD, PRIORITY, C, minimum, BC: tl.constexpr):
+    """One program: the K/V groups of one head. PRIORITY [B, H, C] = log of the root of their SPREAD [2, B, H, C]
+    relative to the head's mean spreads, of keys plus of values."""
     head = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64) * C
     SPREAD += head * C

@@ -109,18 +109,9 @@ def rows_kernel(
 
 
 @triton.jit
-def merge_kernel(
-    ACC,  # [B, H, parts, M, DV] fp32
-    TOP,  # [B, H, parts, M] fp32
-    TOTAL,  # [B, H, parts, M] fp32
-    OUT,  # [B, H, M, DV] fp32
-    LSE,  # [B, H, M] fp32
-    M,
-    parts,
-    DV: tl.constexpr,
-    BDV: tl.constexpr,
-):
-    """One program: one row of a head. OUT and its natural LSE over all parts of the keys, in their order."""
+def merge_kernel(ACC, TOP, TOTAL, OUT, LSE, M, parts, DV: tl.constexpr, BDV: tl.constexpr):
+    """One program: one row of a head. OUT [B, H, M, DV] and its natural LSE [B, H, M] over all parts of the keys, in
+    their order: ACC [B, H, parts, M, DV], TOP and TOTAL [B, H, parts, M]. All fp32."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid // M
     cols = tl.arange(0, BDV)

@@ -176,17 +176,9 @@ def key_tiles_kernel(
 
 
 @triton.jit
-def row_tiles_kernel(
-    OFFSETS,  # [B, H, CQ + 1] int64
-    TALL,  # [B, H, CQ + 1] int32
-    LOW,  # [B, H, CQ + 1] int32, or None
-    NQ,
-    CQ,
-    ROWS: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """One program: one head. TALL and LOW = running numbers of the row tiles of its query groups; the rows of no group
-    are one more."""
+def row_tiles_kernel(OFFSETS, TALL, LOW, NQ, CQ, ROWS: tl.constexpr, BC: tl.constexpr):
+    """One program: one head. TALL and LOW [B, H, CQ + 1] int32 = running numbers of the row tiles of its query groups,
+    of OFFSETS [B, H, CQ + 1] int64; the rows of no group are one more. LOW may be None."""
     head = tl.program_id(0).to(tl.int64)
     OFFSETS += head * (CQ + 1)
     tall = tl.zeros([], tl.int32)

@@ -19,17 +19,9 @@ STRETCH, BLOCK = 1024, 64  # tokens of a program, and of one comparison of all w
 
 
 @triton.jit
-def count_kernel(
-    LABELS,  # [G, N] of any integers
-    COUNTS,  # [G, stretches, bins] int32
-    N,
-    groups,
-    stretches,
-    bins,
-    STRETCH: tl.constexpr,
-    BINS: tl.constexpr,
-):
-    """One program: one stretch of tokens of a head. COUNTS = how many of them have each label."""
+def count_kernel(LABELS, COUNTS, N, groups, stretches, bins, STRETCH: tl.constexpr, BINS: tl.constexpr):
+    """One program: one stretch of tokens of a head. COUNTS [G, stretches, bins] int32 = how many of its LABELS [G, N],
+    any integers, have each value."""
     pid = tl.program_id(0)
     head = (pid // stretches).to(tl.int64)
     at = pid % stretches * STRETCH + tl.arange(0, STRETCH)
@@ -41,16 +33,9 @@ def count_kernel(
 
 
 @triton.jit
-def starts_kernel(
-    COUNTS,  # [G, stretches, bins] int32
-    BEFORE,  # [G, stretches, bins] int32: tokens with that label up to the end of the stretch
-    OFFSETS,  # [G, bins] int64: first place of each label
-    stretches,
-    bins,
-    BINS: tl.constexpr,
-):
-    """One program: one head. BEFORE = running sums of the counts over its stretches, OFFSETS = running sums of the
-    totals over its labels."""
+def starts_kernel(COUNTS, BEFORE, OFFSETS, stretches, bins, BINS: tl.constexpr):
+    """One program: one head. BEFORE = running sums of COUNTS, both [G, stretches, bins] int32, over its stretches up to
+    the end of each; OFFSETS [G, bins] int64 = running sums of the totals over its labels: the first place of each."""
     head = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BINS)
     here = places < bins
@@ -64,19 +49,10 @@ def starts_kernel(
 
 @triton.jit
 def place_kernel(
-    LABELS,  # [G, N] of any integers
-    BEFORE,  # [G, stretches, bins] int32: tokens with that label up to the end of the stretch
-    STARTS,  # [G, bins] int64: first place of each label
-    COUNTS,  # [G, stretches, bins] int32, overwritten
-    ORDER,  # [G, N] int64 or int32
-    N,
-    groups,
-    stretches,
-    bins,
-    STRETCH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    LABELS, BEFORE, STARTS, COUNTS, ORDER, N, groups, stretches, bins, STRETCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program: one stretch of tokens of a head. Puts them into ORDER, BLOCK tokens at a time."""
+    """One program: one stretch of tokens of a head. Puts them into ORDER [G, N], BLOCK tokens at a time. BEFORE and
+    STARTS are those of `starts_kernel`, COUNTS that of `count_kernel`, which is overwritten."""
     pid = tl.program_id(0)
     head = (pid // stretches).to(tl.int64)
     BEFORE += pid.to(tl.int64) * bins

@@ -116,16 +116,9 @@ def priority_kernel(
 
 
 @triton.jit
-def missed_kernel(
-    MASS,  # [B, H, CQ, CK] fp32
-    CELLS,  # [n, B, H, CQ, CK] uint8
-    OUT,  # [n, B, H, CQ] fp32
-    CK,
-    rows,  # B * H * CQ
-    number,
-    BC: tl.constexpr,
-):
-    """One program: one query group. OUT = the share of its mass in groups that it does not keep, for each CELLS."""
+def missed_kernel(MASS, CELLS, OUT, CK, rows, number, BC: tl.constexpr):
+    """One program: one query group. OUT [n, B, H, CQ] = the share of its MASS [B, H, CQ, CK] in groups that it does not
+    keep, for each of the n CELLS [n, B, H, CQ, CK] uint8. `rows` = B * H * CQ."""
     row = tl.program_id(0).to(tl.int64)
     ids = tl.arange(0, BC)
     mass = tl.load(MASS + row * CK + ids, mask=ids < CK, other=-float("inf"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from typing import ClassVar
@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ...types import Partition, Route, SummaryKeys
 from ..backend import BACKENDS, Backend, Demand
-from ..constants import FILL_PASSES, MIN_SPREAD
 from ..self_test import first_use
-from .entry import device_guard, entry, explained, interpreting, launched, missing_triton
+from .entry import entry, interpreting, launched, missing_triton
 from .session import Session
 
 MIN_CAPABILITY = (8, 0)
@@ -89,13 +88,13 @@ class TritonBackend(Backend):
     best_candidate = launched("best_candidate", "judging")
     add_affine = launched("add_affine", "projection")
     spoil = launched("spoil", "nonfinite")
-
-    @entry
-    def project(self, x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
-        from .projection import project
-
-        # 11 binary digits are more than rows of 16 bits have to offer
-        return project(x, factor, normalise, torch.float16 if rough and x.dtype != torch.float32 else torch.float32)
+    project = launched("project", "projection")
+    choose_slots = launched("choose_slots", "choose_slots")
+    best_cells = launched("best_cells", "spend")
+    missed_mass = launched("missed_mass", "spend")
+    group_priority = launched("group_priority", "priority")
+    second_moment = launched("second_moment", "moment")
+    switch_summary = launched("switch_summary", "judging")
 
     @entry
     def group_means(self, x: Tensor, partition: Partition, keep: bool = False) -> Tensor:
@@ -129,24 +128,6 @@ class TritonBackend(Backend):
 
         keys, values = self.group_major(k, route.kv), self.group_major(v, route.kv, values=True)
         return attend(q, keys, values, route, scale, summary, out_dtype, v.shape[-1])
-
-    @entry
-    def choose_slots(
-        self,
-        log_mass: Tensor,
-        cells: Tensor,
-        query: Partition,
-        kv: Partition,
-        near: Tensor,
-        single: int,
-        merged: int,
-        wanted: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        from .choose_slots import MAX_GROUPS, choose_slots
-
-        if kv.groups > MAX_GROUPS:
-            return super().choose_slots(log_mass, cells, query, kv, near, single, merged, wanted)
-        return choose_slots(log_mass, cells, query.offsets, kv.offsets, near, single, merged, wanted)
 
     @entry
     def slot_summary(
@@ -193,52 +174,11 @@ class TritonBackend(Backend):
         return Partition(labels, order.unflatten(0, shape), offsets.unflatten(0, shape))
 
     @entry
-    def best_cells(
-        self,
-        log_mass: Tensor,
-        query_sizes: Tensor,
-        kv_sizes: Tensor,
-        budgets: Sequence[Tensor],
-        free: int | None = None,
-        priority: Tensor | None = None,
-        weighed: int | None = None,
-        shares: bool = False,
-    ) -> Tensor:
-        from .spend import spend
-
-        free = log_mass.shape[-1] if free is None else free
-        given = (log_mass, query_sizes, kv_sizes, torch.stack(list(budgets)), FILL_PASSES, free)
-        return spend(*given, shares, priority, weighed)
-
-    @entry
-    def group_priority(self, k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
-        from .priority import group_priority
-
-        return group_priority(k, v, kv, every, MIN_SPREAD)
-
-    @entry
-    def missed_mass(self, log_mass: Tensor, cells: Tensor) -> Tensor:
-        from .choose_slots import MAX_GROUPS
-        from .spend import missed_mass
-
-        if log_mass.shape[-1] > MAX_GROUPS:
-            return super().missed_mass(log_mass, cells)
-        return missed_mass(log_mass, cells)
-
-    @entry
     def lost_channels(self, v: Tensor, mask: Tensor | None) -> Tensor:
         from .nonfinite import lost_channels
 
         noted: Tensor | None = self._session.find("lost", v)
         return noted > 0 if noted is not None else lost_channels(v, mask)
-
-    @entry
-    def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
-        from .moment import MAX_DIM, second_moment
-
-        if x.shape[-1] > MAX_DIM:
-            return super().second_moment(x, counted, centred)
-        return second_moment(x, counted, centred)
 
     @entry
     def _leading_basis(self, matrix: Tensor, rank: int) -> Tensor:
@@ -340,13 +280,3 @@ class TritonBackend(Backend):
             found = order.unflatten(0, near.shape[:2]), ends.unflatten(0, near.shape[:2])
             self._session.keep("sorted", found, near)
         return found
-
-    def switch_summary(self, summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
-        from .judging import switch_summary
-
-        drift = summary.drift
-        changed = (summary.log_weight, *((drift.curve, drift.slope) if drift is not None else ()))
-        if not all(x.is_contiguous() for x in changed):
-            return super().switch_summary(summary, choice)
-        with device_guard(choice.device), explained("Triton", "torch"):
-            return switch_summary(summary, choice)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...types import Partition
 from .device_functions import kv_head_of
 from .shapes import as_bytes, padded
 
@@ -118,24 +119,26 @@ def choose_slots_kernel(
 def choose_slots(
     log_mass: Tensor,
     cells: Tensor,
-    query_offsets: Tensor,
-    kv_offsets: Tensor,
+    query: Partition,
+    kv: Partition,
     near: Tensor,
     single: int,
     merged: int,
     wanted: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """log_mass and cells [B, H, Cq, Ck], near [B, Hkv, Ck], wanted [B, H] bool -> slots [B, H, Cq, Ck] int32,
     their masses [B, H, Cq, single + merged] and shares [B, H, Cq, Ck] fp32"""
     batch, heads, cq, ck = log_mass.shape
+    if ck > MAX_GROUPS:
+        return None
     index = torch.empty(log_mass.shape, dtype=torch.int32, device=log_mass.device)
     mass = torch.empty(batch, heads, cq, single + merged, dtype=torch.float32, device=log_mass.device)
     share = torch.empty(log_mass.shape, dtype=torch.float32, device=log_mass.device)
     if not index.numel():
         return index, mass.fill_(-torch.inf), share
-    given = (as_bytes(cells), query_offsets.contiguous(), kv_offsets.contiguous(), near.contiguous(), as_bytes(wanted))
+    given = (as_bytes(cells), query.offsets.contiguous(), kv.offsets.contiguous(), near.contiguous(), as_bytes(wanted))
     tensors = (log_mass.float().contiguous(), *given, index, index, mass, share)
-    sizes = (heads, heads // kv_offsets.shape[1], cq, ck, single, merged)
+    sizes = (heads, heads // kv.offsets.shape[1], cq, ck, single, merged)
     blocks = {"BC": padded(ck), "BS": padded(max(1, single)), "BM": padded(max(1, merged))}
     choose_slots_kernel[(batch * heads * cq,)](*tensors, *sizes, **blocks, BN=min(COLUMNS, padded(ck)))
     return index, mass, share

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError, ResiduaError
+from ..backend import Backend
 
 MIN_TRITON = (3, 5)  # as in pyproject.toml
 
@@ -83,11 +84,12 @@ def entry(primitive: Callable[P, T]) -> Callable[P, T]:
 
 
 def launched(name: str, module: str) -> Callable[..., Any]:
-    """A primitive as `module` has it, which takes the same arguments. It is imported at the first call, so that `import
-    residua` needs no Triton."""
+    """A primitive as `module` has it, which takes the same arguments and returns None for what its kernels do not take:
+    then plain torch computes. It is imported at the first call, so that `import residua` needs no Triton."""
 
     @entry
-    def primitive(self: object, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(f".{module}", __package__), name)(*args, **kwargs)
+    def primitive(self: Backend, *args: Any, **kwargs: Any) -> Any:
+        found = getattr(import_module(f".{module}", __package__), name)(*args, **kwargs)
+        return getattr(Backend, name)(self, *args, **kwargs) if found is None else found
 
     return primitive

@@ -195,11 +195,13 @@ def best_candidate(errors: Tensor, weights: Tensor, without_summary: Tensor, han
     return choice, error
 
 
-def switch_summary(summary: SummaryKeys, choice: Tensor) -> SummaryKeys:
-    """In place, and without reading what stays on; log-weights, curve and slope must be contiguous."""
+def switch_summary(summary: SummaryKeys, choice: Tensor) -> SummaryKeys | None:
+    """In place, and without reading what stays on; None if log-weights, curve or slope are not contiguous."""
     drift, heads = summary.drift, choice.numel()
     weights = summary.log_weight.numel() // max(1, heads)
     moving = () if drift is None else (drift.curve, drift.slope)
+    if not all(x.is_contiguous() for x in (summary.log_weight, *moving)):
+        return None
     if not summary.log_weight.numel():
         return summary
     blocks = min(64, cdiv(max(t.numel() for t in (summary.log_weight, *moving)), heads * 1024))

@@ -62,9 +62,11 @@ def _rows(X, COUNTED, strides, head, rows, dims, M, D: tl.constexpr):
     return tl.where(taken[:, None], x, 0.0), taken
 
 
-def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
+def second_moment(x: Tensor, counted: Tensor | None, centred: bool) -> Tensor | None:
     """x [B, H, M, D], counted [B, H, M] bool or None -> [B, H, D, D] fp64, the accuracy of fp32"""
     batch, heads, rows, dim = x.shape
+    if dim > MAX_DIM:
+        return None
     out = torch.empty(batch, heads, dim, dim, dtype=torch.float64, device=x.device)
     if out.numel():
         sizes = (heads, rows, x.stride())

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import Partition
+from ..constants import MIN_SPREAD
 from .device_functions import group_ends, head_start, load_rows
 from .shapes import padded
 
@@ -112,7 +113,7 @@ def _half_log(spread, mean, minimum):
     return 0.5 * tl.log(tl.maximum(relative, minimum))
 
 
-def group_priority(k: Tensor, v: Tensor, kv: Partition, every: int, minimum: float) -> Tensor:
+def group_priority(k: Tensor, v: Tensor, kv: Partition, every: int) -> Tensor:
     """k [B, Hkv, N, D], v [B, Hkv, N, Dv] -> [B, Hkv, Ck] fp32"""
     batch, heads, count, dim = k.shape
     value_dim, groups = v.shape[-1], kv.groups
@@ -124,5 +125,5 @@ def group_priority(k: Tensor, v: Tensor, kv: Partition, every: int, minimum: flo
     sizes = (heads, count, groups, every, k.stride(), v.stride())
     blocks = {"D": dim, "DV": value_dim, "BN": 8, "BD": padded(dim), "BDV": padded(value_dim)}
     spread_kernel[(batch * heads * groups,)](*tensors, *sizes, **blocks, num_warps=2)
-    relative_kernel[(batch * heads,)](spread, priority, groups, minimum, BC=min(1024, padded(groups)), num_warps=4)
+    relative_kernel[(batch * heads,)](spread, priority, groups, MIN_SPREAD, BC=min(1024, padded(groups)), num_warps=4)
     return priority

@@ -60,9 +60,11 @@ def project_kernel(
     store_rows(Y + head * N * R, rows, cols, y, rows < N, R)
 
 
-def project(x: Tensor, factor: Tensor, normalise: bool, dtype: torch.dtype = torch.float32) -> Tensor:
-    """x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] in fp32, or in fp16: then finite"""
+def project(x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
+    """x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] in fp32. A `rough` one of rows of 16 bits is in fp16, and
+    finite: 11 binary digits are more than such rows have to offer."""
     batch, heads, count, dim = x.shape
+    dtype = torch.float16 if rough and x.dtype != torch.float32 else torch.float32
     rank = factor.shape[-1]
     out = torch.empty(batch, heads, count, rank, dtype=dtype, device=x.device)
     if out.numel() == 0:

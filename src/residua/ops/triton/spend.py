@@ -4,11 +4,15 @@ the mass that is left out. `fill.py` then takes the cells."""
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..constants import FILL_PASSES
+from .choose_slots import MAX_GROUPS
 from .fill import fill
 from .priority import cell_priority
 from .shapes import as_bytes, padded
@@ -133,22 +137,21 @@ def missed_kernel(MASS, CELLS, OUT, CK, rows, number, BC: tl.constexpr):
         tl.store(OUT + n * rows + row, tl.sum(tl.where(kept, 0.0, weight), 0) / total)
 
 
-def spend(
+def best_cells(
     log_mass: Tensor,
     query_sizes: Tensor,
     kv_sizes: Tensor,
-    budgets: Tensor,
-    passes: int,
-    free: int,
-    normalised: bool,
+    budgets: Sequence[Tensor],
+    free: int | None = None,
     priority: Tensor | None = None,
     weighed: int | None = None,
+    shares: bool = False,
 ) -> Tensor:
-    """log_mass [B, H, Cq, Ck], or its shares, sizes [B, H, .] int64, budgets [n, B, H] int64, and for the
+    """log_mass [B, H, Cq, Ck], or its shares, sizes [B, H, .] int64, n budgets [B, H] int64, and for the
     first `weighed` of them priority [B, H, Ck] -> [n, B, H, Cq, free] bool"""
     batch, heads, cq, ck = log_mass.shape
-    number, device = budgets.shape[0], log_mass.device
-    make = torch.zeros if normalised else torch.empty  # otherwise the first kernel writes what is always kept
+    number, device, free = len(budgets), log_mass.device, ck if free is None else free
+    make = torch.zeros if shares else torch.empty  # otherwise the first kernel writes what is always kept
     cells = make(number, batch, heads, cq, free, dtype=torch.uint8, device=device)
     if cells.numel() == 0:
         return cells.bool()
@@ -164,17 +167,19 @@ def spend(
     tensors = (mass, query_sizes, kv_sizes, priority, base, bias, bucket, best, cells)
     sizes = (cq, ck, free, mass.stride(2), kv_sizes.shape[-1])
     counts = (batch * heads * cq, number, batch * heads * cq * free)
-    kind = {"BC": min(1024, padded(ck)), "NORMALISED": normalised, "RANKINGS": rankings}
+    kind = {"BC": min(1024, padded(ck)), "NORMALISED": shares, "RANKINGS": rankings}
     priority_kernel[(batch * heads * cq,)](*tensors, *sizes, *counts, **kind, num_warps=8, enable_fp_fusion=False)
     order, starts = sort_labels(bucket.view(rankings * batch * heads, -1), BUCKETS.value, STRETCH, torch.int32, BLOCK)
     tables = (order, starts, bucket, mass, base, bias, best, query_sizes, kv_sizes)
-    fill(tables, budgets.contiguous(), cells, passes, weighed, normalised)
+    fill(tables, torch.stack(list(budgets)), cells, FILL_PASSES, weighed, shares)
     return cells.view(torch.bool)
 
 
-def missed_mass(log_mass: Tensor, cells: Tensor) -> Tensor:
+def missed_mass(log_mass: Tensor, cells: Tensor) -> Tensor | None:
     """log_mass [B, H, Cq, Ck], cells [n, B, H, Cq, Ck] bool -> [n, B, H, Cq] fp32"""
     number, *shape = cells.shape
+    if shape[-1] > MAX_GROUPS:
+        return None
     out = torch.empty(cells.shape[:-1], dtype=torch.float32, device=cells.device)
     if out.numel():
         tensors = (log_mass.contiguous(), as_bytes(cells), out)

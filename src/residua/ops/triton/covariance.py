@@ -55,13 +55,10 @@ def covariance_kernel(
     v_sum = tl.zeros([BN, BDV], tl.float32)
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
-        rows = tl.load(ORDER + index, mask=index < stop, other=0)
-        live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+        x, v, live = _counted_rows(X, V, ORDER, COUNTED, index, stop, free, ranks, cols, x_strides, v_strides, R, DV)
         number += live.to(tl.int32)
-        x_mask = (ranks < R)[:, None] & live[None, :]
-        at = X + rows[None, :] * x_strides[2] + ranks[:, None] * x_strides[3]
-        x_sum += tl.load(at, mask=x_mask, other=0.0).to(tl.float32)
-        v_sum += load_rows(V, v_strides, rows, cols, live, DV).to(tl.float32)
+        x_sum += x
+        v_sum += v
     count = tl.maximum(tl.sum(number, 0), 1).to(tl.float32)
     x_mean = tl.sum(x_sum, 1) / count
     v_mean = tl.sum(v_sum, 0) / count
@@ -71,13 +68,8 @@ def covariance_kernel(
     squares = tl.zeros([BR, BN], tl.float32)
     for first in range(start, stop, BN):
         index = first + tl.arange(0, BN)
-        rows = tl.load(ORDER + index, mask=index < stop, other=0)
-        live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
-        x_mask = (ranks < R)[:, None] & live[None, :]
-        at = X + rows[None, :] * x_strides[2] + ranks[:, None] * x_strides[3]
-        x = tl.load(at, mask=x_mask, other=0.0).to(tl.float32)
-        x = tl.where(x_mask, x - x_mean[:, None], 0.0)
-        v = load_rows(V, v_strides, rows, cols, live, DV).to(tl.float32)
+        x, v, live = _counted_rows(X, V, ORDER, COUNTED, index, stop, free, ranks, cols, x_strides, v_strides, R, DV)
+        x = tl.where((ranks < R)[:, None] & live[None, :], x - x_mean[:, None], 0.0)
         v = tl.where(live[:, None] & (cols < DV)[None, :], v - v_mean[None, :], 0.0)
         squares += x * x
         together = tl.dot(x, v, together, input_precision="tf32x3")
@@ -86,6 +78,16 @@ def covariance_kernel(
     variance = tl.where(tl.abs(variance) < float("inf"), variance, 0.0)  # what is not finite counts as 0
     together = tl.where(tl.abs(together) < float("inf"), together, 0.0)
     _store(COVARIANCE, VARIANCE, head * room + pid % C, together, variance, ranks, cols, R, DV)
+
+
+@triton.jit
+def _counted_rows(X, V, ORDER, COUNTED, index, stop, free, ranks, cols, x_strides, v_strides, R, DV):
+    """Coordinates [BR, BN] and values [BN, BDV] of rows ORDER[index], index < stop, fp32, and which of them count."""
+    rows = tl.load(ORDER + index, mask=index < stop, other=0)
+    live = (index < stop) & (rows < free) & (tl.load(COUNTED + rows + 1) > tl.load(COUNTED + rows))
+    at = X + rows[None, :] * x_strides[2] + ranks[:, None] * x_strides[3]
+    x = tl.load(at, mask=(ranks < R)[:, None] & live[None, :], other=0.0)
+    return x.to(tl.float32), load_rows(V, v_strides, rows, cols, live, DV).to(tl.float32), live
 
 
 @triton.jit

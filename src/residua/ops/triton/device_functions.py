@@ -16,6 +16,13 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)  # the lowest fp32 that is
 
 
 @triton.jit
+def row_block(tiles, BN: tl.constexpr):
+    """The head of this program, counted over the batch, and its BN rows, where a head has `tiles` programs."""
+    pid = tl.program_id(0)
+    return (pid // tiles).to(tl.int64), (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+
+
+@triton.jit
 def head_start(X, strides, head, H):
     """Where head `head`, counted over the batch, begins in a strided X [B, H, N, D]."""
     return X + (head // H * strides[0] + head % H * strides[1])

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...types import MAX_BEND, Drift, Partition
-from .device_functions import head_start, kv_head_of, load_matrix, load_rows
+from .device_functions import head_start, kv_head_of, load_matrix, load_rows, row_block
 from .shapes import cdiv, padded
 
 
@@ -40,9 +40,7 @@ def drift_kernel(
 ):
     """One program: BN query rows of a head. Y = q @ basis - origin and BEND = min(sum(Y^2 curve), max_bend), with
     the origin and the curve of each row's query group."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+    head, rows = row_block(tiles, BN)
     ranks = tl.arange(0, BR)
     live = rows < NQ
     Q = head_start(Q, strides, head, H)

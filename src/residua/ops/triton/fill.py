@@ -20,12 +20,12 @@ NOTHING = tl.constexpr(-2139095041)  # minus infinity as such an integer
 
 
 @triton.jit
-def look_up(tables, ids, stop, left, past_key, past_cell, NORMALISED):
+def look_up(tables, ids, stop, left, past, NORMALISED):
     """Loads the cells ORDER[ids], ids < stop.
 
     -> the cell index, a sortable integer key of its priority, and its cost in pairs. The cost is 0 if the cell is not a
     candidate: too large for `left`, already kept as the best of its row, or decided earlier, which all cells are up to
-    `past_cell` with key `past_key`.
+    `past`, a key and a cell.
     """
     ORDER, MASS, BASE, BIAS, BEST, QUERY_SIZES, KV_SIZES, CK, row_step = tables
     here = ids < stop
@@ -39,7 +39,7 @@ def look_up(tables, ids, stop, left, past_key, past_cell, NORMALISED):
     # the bits of a float as an integer of the same order
     bits = tl.where(priority == 0.0, 0.0, priority).to(tl.int32, bitcast=True)  # there are two zeros
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    decided = (key > past_key) | ((key == past_key) & (cell <= past_cell))
+    decided = (key > past[0]) | ((key == past[0]) & (cell <= past[1]))
     fits = here & (cost <= left) & (tl.load(BEST + group) != column) & (decided == 0)
     return cell, key, tl.where(fits, cost, 0)
 
@@ -103,7 +103,8 @@ def fill_kernel(
     while (first < count) & (passes > 0) & (left > 0):
         ids = first + tl.arange(0, BC)
         # a cell that does not fit is passed over, so that one huge cell does not end the spending
-        cell, key, cost = look_up(tables, ids, count, left, past_key, past_cell, NORMALISED)
+        past = (past_key, past_cell)
+        cell, key, cost = look_up(tables, ids, count, left, past, NORMALISED)
         running = spent + tl.cumsum(cost, 0)
         over = tl.min(tl.where((cost > 0) & (running > left), ids, first + BC), 0)
         # the bucket in which the budget overflows, or the block ends
@@ -122,13 +123,11 @@ def fill_kernel(
             stop = tl.load(STARTS + bucket + 1).to(tl.int32)
             room = left - before
             # nearly all buckets are one block, which stays in registers
-            cell, key, cost = look_up(tables, start + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED)
+            cell, key, cost = look_up(tables, start + tl.arange(0, BC), stop, left, past, NORMALISED)
             lowest = tl.where(cost > 0, key, 2147483647)
             highest = tl.where(cost > 0, key, -2147483648)
             for place in range(start + BC, stop, BC):
-                _seat, other_key, other_cost = look_up(
-                    tables, place + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED
-                )
+                _, other_key, other_cost = look_up(tables, place + tl.arange(0, BC), stop, left, past, NORMALISED)
                 lowest = tl.minimum(lowest, tl.where(other_cost > 0, other_key, 2147483647))
                 highest = tl.maximum(highest, tl.where(other_cost > 0, other_key, -2147483648))
             low = tl.min(lowest, 0).to(tl.int64)  # cells of this key and above are too many
@@ -138,9 +137,7 @@ def fill_kernel(
                 middle = (low + high) // 2
                 sums = tl.where(key >= middle, cost, 0)
                 for place in range(start + BC, stop, BC):
-                    _seat, other_key, other_cost = look_up(
-                        tables, place + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED
-                    )
+                    _, other_key, other_cost = look_up(tables, place + tl.arange(0, BC), stop, left, past, NORMALISED)
                     sums += tl.where(other_key >= middle, other_cost, 0)
                 total = tl.sum(sums, 0)
                 sure = tl.where(total <= room, total, sure)
@@ -150,7 +147,7 @@ def fill_kernel(
             # cells of key `low` are taken in their own order, until one does not fit
             end = tl.full([], 2147483647, tl.int32)  # the first one that does not
             for place in range(start, stop, BC):
-                cell, key, cost = look_up(tables, place + tl.arange(0, BC), stop, left, past_key, past_cell, NORMALISED)
+                cell, key, cost = look_up(tables, place + tl.arange(0, BC), stop, left, past, NORMALISED)
                 tied = (cost > 0) & (key == low)
                 running = sure + tl.cumsum(tl.where(tied, cost, 0), 0)
                 end = tl.minimum(end, tl.min(tl.where(tied & (running > room), cell, 2147483647), 0))

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .device_functions import row_block
 from .shapes import cdiv, padded
 
 
@@ -15,9 +16,7 @@ from .shapes import cdiv, padded
 def join_kernel(OUT, LSE, OTHER, OTHER_LSE, ORDER, N, tiles, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
     """One program: BM rows of OTHER [H, N, D] and OTHER_LSE [H, N], and the rows of OUT [H, N, D] and LSE [H, N] fp32
     at ORDER [H, N] int64, which are changed. Both are weighted by their share of the joint softmax total."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
+    head, here = row_block(tiles, BM)
     live = here < N
     dims = tl.arange(0, BD)
     there = tl.load(ORDER + head * N + here, mask=live, other=0)

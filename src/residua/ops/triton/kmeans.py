@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device_functions import finite_fp16
+from .device_functions import finite_fp16, row_block
 from .segments import segment_means
 from .shapes import Tiles, as_bytes, cdiv, padded
 from .sort import sort_labels
@@ -62,9 +62,7 @@ def assign_kernel(
     PARTS: tl.constexpr,  # whether rows and centres are two parts
 ):
     """One program: BN rows of a head. LABELS = the index of the nearest centre, -1 where not VALID."""
-    pid = tl.program_id(0)
-    group = (pid // tiles).to(tl.int64)
-    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+    group, rows = row_block(tiles, BN)
     dims = tl.arange(0, BR)
     ids = tl.arange(0, BC)
     mask = (rows < N)[:, None] & (dims < R)[None, :]

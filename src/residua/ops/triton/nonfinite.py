@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device_functions import head_start, load_rows
+from .device_functions import head_start, load_rows, row_block
 from .shapes import as_bytes, cdiv, padded
 
 
@@ -26,9 +26,7 @@ def note_lost(x, live, LOST, dims, D: tl.constexpr):
 def broken_kernel(X, MASK, LOST, H, N, strides, tiles, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
     """One program: BN rows of a head of a strided X [B, H, N, D] that count by MASK [B, N] uint8, or all if that is
     None. Marks their channels that are not finite in LOST [B, H, D] int32, which begins as zeros."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+    head, rows = row_block(tiles, BN)
     dims = tl.arange(0, BD)
     live = rows < N
     x = load_rows(head_start(X, strides, head, H), strides, rows, dims, live, D)

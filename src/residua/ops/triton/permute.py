@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .device_functions import head_start, load_rows
+from .device_functions import head_start, load_rows, row_block
 from .nonfinite import note_lost
 from .shapes import cdiv, padded
 
@@ -31,9 +31,7 @@ def permute_kernel(
     BD: tl.constexpr,
 ):
     """One program: BM rows of OUT, OUT[m] = X[ORDER[m]]. Marks in LOST which channels are not finite."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    here = (pid % tiles).to(tl.int64) * BM + tl.arange(0, BM)
+    head, here = row_block(tiles, BM)
     dims = tl.arange(0, BD)
     source = tl.load(ORDER + head * M + here, mask=here < M, other=0)
     OUT += head * M * DO

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..constants import MIN_RMS
-from .device_functions import finite_fp16, head_start, load_matrix, load_rows, store_rows
+from .device_functions import finite_fp16, head_start, load_matrix, load_rows, row_block, store_rows
 from .shapes import FRUGAL_GPUS, architecture, cdiv, padded
 
 
@@ -32,9 +32,7 @@ def project_kernel(
     NORMALISE: tl.constexpr,
 ):
     """One program: Y = X @ W for BN rows of a head, each divided by its root mean square if NORMALISE."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+    head, rows = row_block(tiles, BN)
     cols = tl.arange(0, BR)
     X = head_start(X, strides, head, H)
     W += head * D * R
@@ -61,7 +59,7 @@ def project_kernel(
 
 
 def project(x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
-    """x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] in fp32. A `rough` one of rows of 16 bits is in fp16, and
+    """x [B, H, N, D], factor [B, H, D, R] fp32 -> [B, H, N, R] in fp32. A `rough` one of rows of 16 bits is in fp16 and
     finite: 11 binary digits are more than such rows have to offer."""
     batch, heads, count, dim = x.shape
     dtype = torch.float16 if rough and x.dtype != torch.float32 else torch.float32
@@ -98,9 +96,7 @@ def affine_kernel(
     BR: tl.constexpr,
 ):
     """One program: OUT = X + X @ LEFT @ RIGHT + BIAS for BN rows of a head, BD columns at a time."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    rows = (pid % tiles).to(tl.int64) * BN + tl.arange(0, BN)
+    head, rows = row_block(tiles, BN)
     cols = tl.arange(0, BR)
     X = head_start(X, strides, head, H)
     LEFT += head * D * R

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -21,8 +22,9 @@ from .backend import Backend
 from .gpu_cache import gpu_key, recall, remember
 from .reference import Reference
 
-# heads, K/V heads, queries, keys, head dim: small, of odd sizes, with grouped-query attention
-SHAPES = ((2, 2, 257, 515, 64), (4, 2, 1025, 777, 128), (2, 1, 300, 640, 96))
+Shape = tuple[int, int, int, int, int]  # heads, K/V heads, queries, keys, head dim
+# small, of odd sizes, with grouped-query attention
+SHAPES: tuple[Shape, ...] = ((2, 2, 257, 515, 64), (4, 2, 1025, 777, 128), (2, 1, 300, 640, 96))
 SMALLEST = ((2, 1, 257, 515, 128),)
 DTYPES = (torch.bfloat16, torch.float16)
 LIMIT = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
@@ -50,6 +52,10 @@ class Check:
         return not self.problem and self.error <= self.limit  # NaN fails
 
 
+def _whole(result: Any) -> Any:
+    return result
+
+
 @dataclass(frozen=True)
 class Case:
     """A primitive, with what it is given. What it changes in place is its own."""
@@ -58,50 +64,35 @@ class Case:
     limit: float
     given: tuple[Any, ...]
     wide: bool = False  # whether what it is measured by computes in fp64
-    off: Callable[[Any, Any], float] | None = None  # how far results are from what is wanted
+    part: Callable[[Any], Any] = _whole  # what of the results is compared
 
     def error(self, backend: Backend, trusted: _OnTheCpu) -> float:
         method = self.name.partition(",")[0]
         given = _each(self.given, lambda x: x.double() if self.wide and x.is_floating_point() else x)
         wanted = getattr(trusted, method)(*given)
-        return (self.off or _off)(getattr(backend, method)(*self.given), wanted)
+        return _off(self.part(getattr(backend, method)(*self.given)), self.part(wanted))
 
 
 def run_self_test(
-    backend: Backend,
-    device: torch.device,
-    shapes: Sequence[tuple[int, int, int, int, int]] = SHAPES,
-    dtypes: Sequence[torch.dtype] = DTYPES,
+    backend: Backend, device: torch.device, shapes: Sequence[Shape] = SHAPES, dtypes: Sequence[torch.dtype] = DTYPES
 ) -> list[Check]:
     """Tests every primitive of the backend at every shape and dtype. Never raises: a failure is a result."""
-    found = []
-    no_autocast = torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False)
-    with torch.no_grad(), no_autocast[0], no_autocast[1]:
-        for shape in shapes:
-            for dtype in dtypes:
-                for make in (_cases, _stage_cases):
-                    found += _run_cases(make, backend, device, shape, dtype)
-    return found
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
+        return [check for shape in shapes for dtype in dtypes for check in _checks(backend, device, shape, dtype)]
 
 
-def _run_cases(
-    make: Callable[..., Iterator[Case]],
-    backend: Backend,
-    device: torch.device,
-    shape: tuple[int, int, int, int, int],
-    dtype: torch.dtype,
-) -> list[Check]:
-    found: list[Check] = []
-    facts, trusted = ("x".join(map(str, shape)), _short(dtype)), _OnTheCpu(Reference(), device)
-    try:
-        for case in make(trusted, device, shape, dtype):
-            try:
-                found.append(Check(case.name, *facts, case.error(backend, trusted), case.limit))
-            except Exception as error:  # a broken kernel may raise anything, which is a failed check
-                found.append(Check(case.name, *facts, float("nan"), case.limit, _problem(error)))
-    except Exception as error:  # a kernel has broken the device: not even inputs can be made any more
-        found.append(Check("its inputs", *facts, float("nan"), 0.0, _problem(error)))
-    return found
+def _checks(backend: Backend, device: torch.device, shape: Shape, dtype: torch.dtype) -> Iterator[Check]:
+    facts = "x".join(map(str, shape)), str(dtype).removeprefix("torch.")
+    trusted = _OnTheCpu(Reference(), device)
+    for make in (_cases, _stage_cases):
+        try:
+            for case in make(trusted, device, shape, dtype):
+                try:
+                    yield Check(case.name, *facts, case.error(backend, trusted), case.limit)
+                except Exception as error:  # a broken kernel may raise anything, which is a failed check
+                    yield Check(case.name, *facts, float("nan"), case.limit, _problem(error))
+        except Exception as error:  # a kernel has broken the device: not even inputs can be made any more
+            yield Check("its inputs", *facts, float("nan"), 0.0, _problem(error))
 
 
 def _problem(error: Exception) -> str:
@@ -140,18 +131,16 @@ def first_use(backend: Backend, device: torch.device) -> str | None:
 def record(backend: Backend, device: torch.device, checks: Sequence[Check]) -> str | None:
     """Stores the result; returns the reason against the backend, or None. Checks that ran out of memory are
     no reason, and then nothing is stored."""
-    known = recall(device)
-    failed = dict(known.get("failed", {}))
-    passed = [name for name in known.get("passed", []) if name != backend.name]
-    failed.pop(backend.name, None)
     bad = [check for check in checks if not check.passed and check.problem != NO_MEMORY]
     if not bad and not all(check.passed for check in checks):
         return None
+    known = recall(device)
+    failed = {name: reason for name, reason in known.get("failed", {}).items() if name != backend.name}
+    passed = [name for name in known.get("passed", []) if name != backend.name]
     if bad:
-        worst = bad[0]
-        what = worst.problem or f"off by {worst.error:.2g}, allowed {worst.limit:.2g}"
+        what = bad[0].problem or f"off by {bad[0].error:.2g}, allowed {bad[0].limit:.2g}"
         failed[backend.name] = (
-            f"failed its self-test on this GPU: {worst.kernel} ({worst.dtype}, {worst.shape}): {what}; "
+            f"failed its self-test on this GPU: {bad[0].kernel} ({bad[0].dtype}, {bad[0].shape}): {what}; "
             "`residua doctor --self-test` runs it again"
         )
     else:
@@ -160,13 +149,7 @@ def record(backend: Backend, device: torch.device, checks: Sequence[Check]) -> s
     return failed.get(backend.name)
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _cases(
-    trusted: _OnTheCpu, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
-) -> Iterator[Case]:
+def _cases(trusted: _OnTheCpu, device: torch.device, shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     """Attention, rows, and what groups are made of."""
     heads, kv_heads, queries, keys, dim = shape
     random, loose = _random(device, 0), LIMIT[dtype]
@@ -206,15 +189,13 @@ def _cases(
     yield Case("group_means", EXACT, (k, kv))
     yield Case("cell_mass", EXACT, (anchors, k, kv, scale))
     x, centres = random(heads, queries, 48), random(heads, ck, 48)
-    yield Case("lloyd", 1 - AGREE, (x, centres, 1, None), off=_labels_differ)
+    yield Case("lloyd", 1 - AGREE, (x, centres, 1, None), part=itemgetter(0))
     share, sizes = random(1, heads, cq, ck).log_softmax(-1), kv.sizes.repeat_interleave(heads // kv_heads, 1)
     budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
-    yield Case("best_cells, shares", 0.0, (share, query.sizes, sizes, [budget], None, None, None, True), off=_differ)
+    yield Case("best_cells, shares", 0.0, (share, query.sizes, sizes, [budget], None, None, None, True))
 
 
-def _stage_cases(
-    trusted: _OnTheCpu, device: torch.device, shape: tuple[int, int, int, int, int], dtype: torch.dtype
-) -> Iterator[Case]:
+def _stage_cases(trusted: _OnTheCpu, device: torch.device, shape: Shape, dtype: torch.dtype) -> Iterator[Case]:
     """The small stages: sorting, moments, slots, cells."""
     heads, kv_heads, queries, keys, dim = shape
     random = _random(device, 1000)
@@ -225,26 +206,16 @@ def _stage_cases(
     yield Case("sort_groups", 0.0, (kv.labels, ck))
     yield Case("second_moment", EXACT, (k, None, True))
     moment = trusted.second_moment(k, None, False)
-    yield Case(
-        "leading_factor", 1e-3, (moment, rank, False), off=lambda got, wanted: _off(_square(got), _square(wanted))
-    )
+    yield Case("leading_factor", 1e-3, (moment, rank, False), part=_square)
     x, centres = random(heads, 90, 64), random(heads, 9, 64)
-    yield Case("lloyd, labels", 1 - AGREE, (x, centres, 2, None, False), off=_labels_differ)
+    yield Case("lloyd, labels", 1 - AGREE, (x, centres, 2, None, False), part=itemgetter(0))
     factor = random(1, kv_heads, dim, rank) / dim**0.5
     yield Case("project, rough", 1e-3, (k, factor, False, True))
 
     mass, sizes = 3 * random(1, heads, cq, ck), kv.sizes.repeat_interleave(heads // kv_heads, 1)
     budget = torch.full((1, heads), queries * keys // 4, dtype=torch.long, device=device)
-    given: tuple[Any, ...] = (
-        mass,
-        query.sizes,
-        sizes,
-        [budget, budget],
-        ck,
-        random(1, heads, ck),
-        1,
-    )  # one by priority, one by mass
-    yield Case("best_cells", 1 - AGREE, given, off=_differ)
+    given: tuple[Any, ...] = (mass, query.sizes, sizes, [budget, budget], ck, random(1, heads, ck))
+    yield Case("best_cells", 1 - AGREE, (*given, 1))  # one budget by priority, one by mass
     yield Case("group_priority", EXACT, (k, v, kv, 4))
     cells = random(1, 1, heads, cq, ck) > 0.3
     yield Case("missed_mass", EXACT, (mass, cells))
@@ -254,10 +225,10 @@ def _stage_cases(
     exact_mass = trusted.cell_mass(anchors, k, kv, scale)
     wanted = torch.ones(1, heads, dtype=torch.bool, device=device)
     chosen = (exact_mass, cells[0], query, kv, near, 4, 3, wanted)
-    yield Case("choose_slots", EXACT, chosen, off=lambda got, wanted: _off(got[2], wanted[2]))
+    yield Case("choose_slots", EXACT, chosen, part=itemgetter(2))
     slots, log_mass, _ = trusted.choose_slots(*chosen)
     given = (anchors, k, v, kv, slots, log_mass, scale, near, 4)
-    yield Case("slot_summary", LIMIT[dtype], given, off=lambda got, wanted: _off(got[:2], wanted[:2]))
+    yield Case("slot_summary", LIMIT[dtype], given, part=itemgetter(slice(2)))
     share, centroids = random(1, kv_heads, cq, ck).softmax(-1), trusted.group_means(k, kv)
     given = (share, k, factor, v, kv, centroids)
     yield Case("skipped_covariance", COVARIANCE, given)
@@ -267,30 +238,23 @@ def _stage_cases(
     yield Case("add_affine", LIMIT[dtype], (v.float(), left, right, random(1, kv_heads, dim), dtype))
     holed = v.clone()
     holed[:, :, 7, 3] = torch.nan
-    yield Case("lost_channels", 0.0, (holed, None), off=_differ)
+    yield Case("lost_channels", 0.0, (holed, None))
     yield Case("spoil", 0.0, (v.clone(), trusted.lost_channels(holed, None)[:, :, None]))
 
 
 def _off(got: Any, wanted: Any) -> float:
-    """Largest error, relative to the largest value; entries that are not finite must be so in both. Of what
-    holds tensors, the largest over these."""
+    """Largest error, relative to the largest value; entries that are not finite must be so in both. Of integers the
+    share that differs; of what holds tensors, the largest over these."""
     if not isinstance(got, Tensor):
         return max(_off(*pair) for pair in zip(_tensors(got), _tensors(wanted), strict=True))
+    if not got.is_floating_point():
+        return float((got != wanted).double().mean()) if got.shape == wanted.shape else float("inf")
     got, wanted = got.double(), wanted.double()
     if not torch.equal(torch.isfinite(got), torch.isfinite(wanted)):
         return float("inf")
     fine = torch.isfinite(wanted)
     size = wanted[fine].abs().max().clamp(min=1e-6)
     return float((got[fine] - wanted[fine]).abs().max() / size)
-
-
-def _differ(got: Tensor, wanted: Tensor) -> float:
-    """Share of the entries that differ."""
-    return float((got != wanted).double().mean()) if got.shape == wanted.shape else float("inf")
-
-
-def _labels_differ(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    return _differ(got[0], wanted[0])
 
 
 def _square(x: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from ..errors import BackendError
 from ..types import Route, SummaryKeys
 from .backend import BACKENDS, Demand
 from .triton import TritonBackend
-from .triton.entry import entry, explained, missing_triton
+from .triton.entry import entry, explained, launched, missing_triton
 
 MIN_VERSION = (0, 7)
 CAPABILITIES = ((8, 0), (9, 0))  # GPUs for which its fa2 and fa3 kernels are the fastest known
@@ -104,11 +104,7 @@ class FlashInferBackend(TritonBackend):
                 found.append(f"sm_{capability[0]}{capability[1]}: takes sm_80 to sm_90; backend='triton' takes newer")
         return found
 
-    def join_rows(self, out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order: Tensor) -> None:
-        """Adds what rows in the order of their groups have seen to what they have seen before, in place."""
-        from .triton.join import join_rows
-
-        join_rows(out, lse, other, other_lse, order)
+    join_rows = launched("join_rows", "join")
 
     @entry
     def attend(

@@ -43,7 +43,9 @@ class Reference(Backend):
                 if summary is not None:
                     on = (summary.log_weight[b, h] != -torch.inf).any(-1, keepdim=True)  # [Cq, 1]
                     seen = seen | (on[labels.clamp(min=0)] & (labels >= 0)[:, None])
-                    logits, values = _append_summary(logits, values, kept, labels, summary, query, scale, b, h)
+                    more, own = _summary_columns(summary, query, labels, scale, b, h)
+                    logits = torch.cat([logits, more], 1)
+                    values = torch.cat([torch.where(kept[..., None], values, 0.0), own], 1)  # [Nq, Nk + T, Dv]
                 if not logits.shape[1]:
                     continue
                 top = logits.amax(-1, keepdim=True)
@@ -77,18 +79,10 @@ def _sum_kept(weights: Tensor, values: Tensor, kept: Tensor, labels: Tensor) -> 
     return sums
 
 
-def _append_summary(
-    logits: Tensor,
-    values: Tensor,
-    kept: Tensor,
-    labels: Tensor,
-    summary: SummaryKeys,
-    query: Tensor,
-    scale: float,
-    b: int,
-    h: int,
+def _summary_columns(
+    summary: SummaryKeys, query: Tensor, labels: Tensor, scale: float, b: int, h: int
 ) -> tuple[Tensor, Tensor]:
-    """Adds each row's summary keys as further columns; values become one matrix per row."""
+    """Logits and values of each row's summary keys.  # [Nq, T], [Nq, T, Dv]"""
     group = labels.clamp(min=0)
     keys = summary.keys[b, h].to(query.dtype)[group]  # [Nq, T, D]
     more = torch.einsum("nd,ntd->nt", query * scale, keys) + summary.log_weight[b, h].to(query.dtype)[group]
@@ -97,9 +91,7 @@ def _append_summary(
         bend, shift = _drift(summary.drift, query, group, b, h)
         more, own = more + bend[:, None], own + shift[:, None, :]
     more = torch.where((labels >= 0)[:, None], more, -torch.inf)
-    own = torch.where((more != -torch.inf)[..., None], own, 0.0)
-    shared = torch.where(kept[..., None], values, 0.0)  # [Nq, Nk, Dv]
-    return torch.cat([logits, more], 1), torch.cat([shared, own], 1)
+    return more, torch.where((more != -torch.inf)[..., None], own, 0.0)
 
 
 def _drift(drift: Drift, query: Tensor, group: Tensor, b: int, h: int) -> tuple[Tensor, Tensor]:

@@ -30,36 +30,21 @@ def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
 
 
 def slow_note(chosen: str, demand: Demand) -> str | None:
-    """A sentence for the user if a call on a CPU cannot have the native kernels.
-
-    Args:
-        chosen: Name of the backend that runs it.
-        demand: What the call asks.
-
-    Returns:
-        The sentence; None if the native kernels run, or if this is no call on a CPU.
-    """
+    """A sentence for the user if a call on a CPU runs on backend `chosen` because the native kernels cannot take it;
+    otherwise None."""
     if chosen != "torch" or demand.device.type != "cpu":
         return None
     native = backends().get("native")
     if native is None:
         return None
-    why = "; ".join(native.reasons(demand))
     return (
-        f"the torch backend runs, which may be slower than dense attention. The native one cannot: {why} "
-        "(`residua doctor` shows what can run here)"
+        "the torch backend runs, which may be slower than dense attention. The native one cannot: "
+        f"{'; '.join(native.reasons(demand))} (`residua doctor` shows what can run here)"
     )
 
 
 def rules_for(device: torch.device) -> str:
-    """The rules (`residua.method.rules`) by which calls on a device run.
-
-    Args:
-        device: The device.
-
-    Returns:
-        Their name.
-    """
+    """The name of the rules (`residua.method.rules`) by which calls on a device run."""
     return "cpu" if device.type == "cpu" else "gpu"
 
 

@@ -40,13 +40,13 @@ def join_kernel(OUT, LSE, OTHER, OTHER_LSE, ORDER, N, tiles, D: tl.constexpr, BM
     tl.store(LSE, safe + tl.log(total), mask=live)
 
 
-def join_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order: Tensor) -> None:
-    """Changes out [H, N, D] and its natural log-sum-exp lse [H, N] fp32 to what they are over the keys of
-    both; row n of `other` and `other_lse` belongs to row order[n]. All contiguous."""
+def join_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order: Tensor) -> Tensor:
+    """Changes out [H, N, D] and its natural log-sum-exp lse [H, N], fp32, to what they are over the keys of both; row n of
+    `other` and `other_lse` belongs to row order[n]. All contiguous. -> out"""
     heads, count, dim = out.shape
-    if not out.numel():
-        return
     rows = 32
     tiles = cdiv(count, rows)
-    tensors = (out, lse, other.contiguous(), other_lse.contiguous(), order.contiguous())
-    join_kernel[(heads * tiles,)](*tensors, count, tiles, D=dim, BM=rows, BD=padded(dim))
+    if out.numel():
+        tensors = (out, lse, other.contiguous(), other_lse.contiguous(), order.contiguous())
+        join_kernel[(heads * tiles,)](*tensors, count, tiles, D=dim, BM=rows, BD=padded(dim))
+    return out

@@ -82,27 +82,27 @@ def relative_kernel(SPREAD, PRIORITY, C, minimum, BC: tl.constexpr):
     head = tl.program_id(0).to(tl.int64)
     step = tl.num_programs(0).to(tl.int64) * C
     SPREAD += head * C
-    mean_of_keys = _mean_known(SPREAD, C, BC)
-    mean_of_values = _mean_known(SPREAD + step, C, BC)
+    # the head's mean spreads, over the groups where they are known
+    total_of_keys = tl.zeros([BC], tl.float32)
+    total_of_values = tl.zeros([BC], tl.float32)
+    keys_known = tl.zeros([BC], tl.float32)
+    values_known = tl.zeros([BC], tl.float32)
+    for first in range(0, C, BC):
+        ids = first + tl.arange(0, BC)
+        of_keys = tl.load(SPREAD + ids, mask=ids < C, other=float("inf"))
+        of_values = tl.load(SPREAD + step + ids, mask=ids < C, other=float("inf"))
+        total_of_keys += tl.where(of_keys < float("inf"), of_keys, 0.0)
+        total_of_values += tl.where(of_values < float("inf"), of_values, 0.0)
+        keys_known += (of_keys < float("inf")).to(tl.float32)
+        values_known += (of_values < float("inf")).to(tl.float32)
+    mean_of_keys = tl.sum(total_of_keys, 0) / tl.maximum(tl.sum(keys_known, 0), 1.0)
+    mean_of_values = tl.sum(total_of_values, 0) / tl.maximum(tl.sum(values_known, 0), 1.0)
     for first in range(0, C, BC):
         ids = first + tl.arange(0, BC)
         of_keys = tl.load(SPREAD + ids, mask=ids < C, other=float("inf"))
         of_values = tl.load(SPREAD + step + ids, mask=ids < C, other=float("inf"))
         priority = _half_log(of_keys, mean_of_keys, minimum) + _half_log(of_values, mean_of_values, minimum)
         tl.store(PRIORITY + head * C + ids, priority, mask=ids < C)
-
-
-@triton.jit
-def _mean_known(SPREAD, C, BC: tl.constexpr):
-    """The mean of the C spreads of a head that are known."""
-    total = tl.zeros([BC], tl.float32)
-    known = tl.zeros([BC], tl.float32)
-    for first in range(0, C, BC):
-        ids = first + tl.arange(0, BC)
-        spread = tl.load(SPREAD + ids, mask=ids < C, other=float("inf"))
-        total += tl.where(spread < float("inf"), spread, 0.0)
-        known += (spread < float("inf")).to(tl.float32)
-    return tl.sum(total, 0) / tl.maximum(tl.sum(known, 0), 1.0)
 
 
 @triton.jit

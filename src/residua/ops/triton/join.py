@@ -41,8 +41,8 @@ def join_kernel(OUT, LSE, OTHER, OTHER_LSE, ORDER, N, tiles, D: tl.constexpr, BM
 
 
 def join_rows(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor, order: Tensor) -> Tensor:
-    """Changes out [H, N, D] and its natural log-sum-exp lse [H, N], fp32, to what they are over the keys of both; row n of
-    `other` and `other_lse` belongs to row order[n]. All contiguous. -> out"""
+    """Changes out [H, N, D] and its natural log-sum-exp lse [H, N], fp32, to what they are over the keys of both, and
+    returns out. Row n of `other` and `other_lse` belongs to row order[n]. All contiguous."""
     heads, count, dim = out.shape
     rows = 32
     tiles = cdiv(count, rows)

@@ -40,7 +40,6 @@ def test_every_launch_of_a_call_is_on_the_device_of_its_tensors(reconstruction):
         fake_cuda(),
         mock.patch.object(module, "choose_backend", lambda *_: TritonBackend()),
         mock.patch("residua.ops.triton.entry.device_guard", guard),
-        mock.patch("residua.ops.triton.backend.device_guard", guard),
         mock.patch.object(JITFunction, "run", run),
     ):
         q, k, v = (torch.empty(1, 2, 4096, 64, dtype=torch.bfloat16, device=SECOND) for _ in range(3))

@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..errors import BackendError, InputError, IntegrationError
@@ -63,7 +62,9 @@ class DenseReasons:
             mask: The host's attention mask.
             valid: The mask as key padding [B, Nk]; None if it is something else.
         """
-        video, minimum = site.video_tokens(q.shape[2]), self._min_tokens(q.device)
+        video = site.video_tokens(q.shape[2])
+        if self.min_tokens is None:
+            self.min_tokens = min_tokens_for(q.device)
         if not self._is_selected(site):
             return Why(NOT_SELECTED, f"layers={list(self._settings.layers or ())}")
         steps = self.dense_steps(site.now)
@@ -75,8 +76,8 @@ class DenseReasons:
         layers = self._dense_layers()
         if site.place < layers:
             return Why(FIRST_LAYERS, f"the first {layers} layers stay dense")
-        if video < minimum:
-            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {minimum:,}")
+        if video < self.min_tokens:
+            return Why(FEW_TOKENS, f"{video:,} video tokens < min_tokens {self.min_tokens:,}")
         if mask is not None and valid is None:
             return Why(ROW_MASK, f"mask {list(mask.shape)} of {mask.dtype}")
         return self._why_unsupported(q, v)
@@ -107,11 +108,6 @@ class DenseReasons:
                 "are; give a whole number"
             )
         return part_of(share, self._depth or 0)
-
-    def _min_tokens(self, device: torch.device) -> int:
-        if self.min_tokens is None:
-            self.min_tokens = min_tokens_for(device)
-        return self.min_tokens
 
     def slow_note(self, q: Tensor, v: Tensor) -> str | None:
         """What is to be said about the backend that takes such calls, if it is a slow one."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -130,7 +131,7 @@ class HostAttention:
         if why is not None:
             return self._dense(q, k, site, dense, why)
         try:
-            return self._sparse(q, k, v, site, mask, valid, scale)
+            return self._sparse(q, k, v, site, mask, scale)
         except BaseException as error:
             self.drop_states()  # half-updated centres must not start a later call
             if self.on_error == "stop" or not isinstance(error, Exception):
@@ -207,45 +208,23 @@ class HostAttention:
         with tally.dense_call(why.reason, q, k):
             return dense()
 
-    def _sparse(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        site: Site,
-        mask: Tensor | None,
-        valid: Tensor | None,
-        scale: float | None,
-    ) -> Tensor:
+    def _sparse(self, q: Tensor, k: Tensor, v: Tensor, site: Site, mask: Tensor | None, scale: float | None) -> Tensor:
+        """Every guidance branch has its own state, whether it comes alone or in a batch."""
         site.check(q, k)
-        parts = site.now.branches
-        size = q.shape[0] // len(parts)
-        outputs = []
-        for number, branch in enumerate(parts):
-            rows = slice(number * size, (number + 1) * size)
-            part = None if valid is None else valid[rows]
-            # With several branches in the batch each has its own padding, so the whole batch's mask does not
-            # identify it.
-            known_by = mask if len(parts) == 1 and mask is not None else part
-            outputs.append(self._sparse_part(q[rows], k[rows], v[rows], site, branch, part, known_by, scale))
-        return outputs[0] if len(parts) == 1 else torch.cat(outputs)
-
-    def _sparse_part(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        site: Site,
-        branch: str,
-        valid: Tensor | None,
-        known_by: Tensor | None,
-        scale: float | None,
-    ) -> Tensor:
-        """One guidance branch: each has its own state, whether it comes alone or in a batch."""
-        state = self._state(site.layer, branch)
-        tally = self.log.at(site.layer, site.label, branch, site.now.step, q.device)
+        branches = site.now.branches
+        valid = None if mask is None else key_padding(mask, q.shape[0])
+        if len(branches) > 1:
+            size, outputs = q.shape[0] // len(branches), []
+            for number, branch in enumerate(branches):
+                rows = slice(number * size, (number + 1) * size)
+                alone = replace(site, now=replace(site.now, branch=branch))
+                part = None if valid is None else valid[rows]  # each has its own padding
+                outputs.append(self._sparse(q[rows], k[rows], v[rows], alone, part, scale))
+            return torch.cat(outputs)
+        state = self._state(site.layer, branches[0])
+        tally = self.log.at(site.layer, site.label, branches[0], site.now.step, q.device)
         with tally.sparse_call(q, k) as record:
-            compact = None if valid is None or known_by is None else self._padding.compact(known_by, valid, q.shape[2])
+            compact = None if valid is None or mask is None else self._padding.compact(mask, valid, q.shape[2])
             text_queries, text_keys = site.text_queries, site.text_keys
             if compact is not None and valid is not None:
                 q, k, v, valid = compact.take(q), compact.take(k), compact.take(v), compact.take(valid, 1)
@@ -278,13 +257,9 @@ class HostAttention:
         if key != self._shares_of:
             dense, sparse = (1.0,) * first, shares_of_steps(now.removed[first:])
             shares = (*dense, *sparse)
-            by_share = {share: self._at_share(share) for share in shares}
+            by_share = {share: config.replace(density=min(1.0, share * config.density)) for share in shares}
             self._shares_of, self._configs = key, [by_share[share] for share in shares]
         return self._configs[now.step] if now.step < len(self._configs) else config
-
-    def _at_share(self, share: float) -> Config:
-        config = self.settings.config
-        return config.replace(density=min(1.0, share * config.density))
 
     def _state(self, layer: int, branch: str) -> Any:
         """What this layer carries in this branch; a new one may start from what another carries."""
@@ -292,25 +267,14 @@ class HostAttention:
             state = self._method.new_state(self._budget)
             if self._lend:
                 for lender in (self, *self.lenders):
-                    branches = lender.branches_of(layer)
+                    branches = {known: state for (number, known), state in lender._states.items() if number == layer}
                     if branches:
                         self._method.lend(state, branches.get(branch, next(iter(branches.values()))))
                         break
             self._states[layer, branch] = state
         return self._states[layer, branch]
 
-    def branches_of(self, layer: int) -> dict[str, Any]:
-        """What a layer carries from step to step.
-
-        Args:
-            layer: Its number.
-
-        Returns:
-            States by guidance branch.
-        """
-        return {branch: state for (number, branch), state in self._states.items() if number == layer}
-
     def settings_dict(self) -> dict[str, Any]:
         """The settings as plain values, with the `min_tokens` that was used."""
         used = self._reasons.min_tokens
-        return {**self.settings.to_dict(), "min_tokens": min_tokens_for(torch.device("cpu")) if used is None else used}
+        return {**asdict(self.settings), "min_tokens": min_tokens_for(torch.device("cpu")) if used is None else used}

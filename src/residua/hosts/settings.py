@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -155,9 +155,6 @@ class ResolvedSettings:
     min_tokens: int | None = None  # None: depends on the device
     quality: str | None = None  # the name of the quality that was asked for, if any
     method: str | None = None  # None: Residua, as the config says
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def min_tokens_for(device: torch.device) -> int:

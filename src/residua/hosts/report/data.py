@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from ...errors import InputError
 from ...util import json_text
 from ...util.files import write_text_whole
 from ..host import HostAttention
-from ..log import Key, Tally
+from ..log import Tally
 from ..watch import nothing_sparse
 from .page import report_fragment, report_page
 from .table import headline, render, report_table
@@ -197,12 +197,13 @@ def make_report(hosts: Sequence[HostAttention], notes: Iterable[str] = ()) -> Re
     for host in hosts:
         host.read()
     tallies = [tally for host in hosts for tally in host.log.tallies.values()]
+    dense = _added(host.dense for host in hosts)
     return Report(
         transformers=tuple(_transformer(host) for host in hosts),
         total=_sum("all", tallies),
         timed_by=_timed_by({device for host in hosts for device in host.log.devices}),
         saving=_saving(tallies),
-        why_dense=_why_dense(hosts, tallies),
+        why_dense=nothing_sparse(dense) if dense and not any(tally.sparse for tally in tallies) else "",
         memory=_memory(hosts),
         warnings=tuple(dict.fromkeys(line for host in hosts for line in host.warnings)),
         notes=tuple(notes),
@@ -210,7 +211,6 @@ def make_report(hosts: Sequence[HostAttention], notes: Iterable[str] = ()) -> Re
 
 
 def _transformer(host: HostAttention) -> TransformerReport:
-    names = host.log.names
     return TransformerReport(
         name=host.name,
         model=host.model,
@@ -219,25 +219,19 @@ def _transformer(host: HostAttention) -> TransformerReport:
         settings=host.settings_dict(),
         runs=host.runs,
         grids=sorted(host.grids),
-        layers=_rows(host, lambda key: key.layer, sorted(names), lambda layer: names[layer]),
-        steps=_rows(host, lambda key: key.step, sorted({key.step for key in host.log.tallies}), "step {}".format),
-        branches=_rows(host, lambda key: key.branch, dict.fromkeys(key.branch for key in host.log.tallies), _branch),
+        layers=_rows(host, "layer", dict(sorted(host.log.names.items()))),
+        steps=_rows(host, "step", {step: f"step {step}" for step in sorted({key.step for key in host.log.tallies})}),
+        branches=_rows(host, "branch", {key.branch: key.branch or "the only branch" for key in host.log.tallies}),
         total=_sum(host.name, host.log.tallies.values()),
     )
 
 
-def _branch(name: str) -> str:
-    return name or "the only branch"
-
-
-def _rows(
-    host: HostAttention, part: Callable[[Key], Any], values: Iterable[Any], name: Callable[[Any], str]
-) -> tuple[ReportRow, ...]:
-    """One row for each value of one part of the tallies' keys."""
-    found: dict[Any, list[Tally]] = {value: [] for value in values}
+def _rows(host: HostAttention, per: Per, names: Mapping[Any, str]) -> tuple[ReportRow, ...]:
+    """One row for each layer, step or branch that has a name here."""
+    found: dict[Any, list[Tally]] = {value: [] for value in names}
     for key, tally in host.log.tallies.items():
-        found[part(key)].append(tally)
-    return tuple(_sum(name(value), tallies) for value, tallies in found.items())
+        found[getattr(key, per)].append(tally)
+    return tuple(_sum(names[value], tallies) for value, tallies in found.items())
 
 
 def _sum(name: str, tallies: Iterable[Tally]) -> ReportRow:
@@ -282,11 +276,6 @@ def _saving(tallies: Sequence[Tally]) -> TimeSaved | None:
     per_pair = statistics.median(tally.dense_timer.seconds() / tally.dense_pairs for tally in dense)
     pairs = sum(tally.sparse_pairs for tally in sparse)
     return TimeSaved(sum(sum(tally.dense.values()) for tally in dense), per_pair * pairs, seconds)
-
-
-def _why_dense(hosts: Iterable[HostAttention], tallies: Iterable[Tally]) -> str:
-    dense = _added(host.dense for host in hosts)
-    return nothing_sparse(dense) if dense and not any(tally.sparse for tally in tallies) else ""
 
 
 def _lengths(tally: Tally) -> tuple[tuple[int, int], ...]:

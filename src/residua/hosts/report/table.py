@@ -22,7 +22,12 @@ def headline(report: Report) -> str:
         return sentence(report.why_dense)
     if not total.sparse:
         return "No attention call yet."
-    parts = [_shares(total), _error(report), f"backend {_backends(total)}"]
+    calls = total.sparse + total.dense_calls
+    parts = [
+        f"{total.sparse / calls:.0%} of {calls:,} calls sparse at {_number(total.density, '.1%')} of the pairs",
+        _error(report),
+        f"backend {', '.join(total.backends) or 'none'}",
+    ]
     # What is known comes first.
     parts.insert(len(parts) if report.saving is None else 0, _saved(report))
     return sentence("; ".join(parts))
@@ -46,22 +51,12 @@ def _saved(report: Report) -> str:
     )
 
 
-def _shares(total: ReportRow) -> str:
-    calls = total.sparse + total.dense_calls
-    share = total.sparse / calls
-    return f"{share:.0%} of {calls:,} calls sparse at {_number(total.density, '.1%')} of the pairs"
-
-
 def _error(report: Report) -> str:
     if report.total.error is None:
         return "error not estimated (no probes)"
     measured = [row for item in report.transformers for row in item.layers if row.error is not None]
     worst = max(measured, key=lambda row: row.error or 0.0)
     return f"estimated error {report.total.error:.2g}, worst layer {worst.error:.2g} ({worst.name})"
-
-
-def _backends(total: ReportRow) -> str:
-    return ", ".join(total.backends) or "none"
 
 
 def rows_shown(report: Report, transformer: TransformerReport) -> tuple[list[ReportRow], int]:

@@ -2,7 +2,7 @@
 the same calls, the same accounting."""
 
 # in the order of the tables
-from . import dense, oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear, own  # noqa: F401  # isort: skip
+from . import oracle, window, sparge, xattention, pisa, svg2, svoo, svg_ear, own  # noqa: F401  # isort: skip
 from .methods import DEFAULT, METHODS, Method, find_method, method_names
 from .task import Outcome, Task
 

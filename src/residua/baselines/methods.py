@@ -111,21 +111,9 @@ class Method:
         time_stages: bool = False,
         **more: Unpack[Arguments],
     ) -> tuple[Tensor, Receipt]:
-        """One call of a model; the arguments are those of `residua.attention`.
-
-        Args:
-            q: [B, H, Nq, D].
-            k: [B, Hkv, Nk, D].
-            v: [B, Hkv, Nk, Dv].
-            config: From `settings`.
-            state: From `new_state`.
-            grid: Frames, height and width of the video tokens, for methods that use positions.
-            time_stages: Whether the receipt holds the time of every stage.
-            **more: Text, padding and scale.
-
-        Returns:
-            The output [B, H, Nq, Dv] in q's dtype, and the receipt.
-        """
+        """One call of a model: the output [B, H, Nq, Dv] in q's dtype, and the receipt. The arguments are those of
+        `residua.attention`, with `config` from `settings`, `state` from `new_state`, and the `grid` (frames, height
+        and width) of the video tokens, for methods that use positions."""
         call = validate(q, k, v, **more)
         chosen = choose_backend(config.backend, Demand.of(call))
         warm = state is not None and state.warm

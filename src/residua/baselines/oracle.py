@@ -1,15 +1,30 @@
-"""The oracle: the best possible cells of a partition, chosen by their true attention mass."""
+"""What the others are measured by: dense attention, and the best possible cells of a partition."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..types import Partition, Route
 from .groups import response_groups, response_products
 from .methods import METHODS, Method
 from .selection import best_per_pair
-from .task import Task
+from .task import Outcome, Task
+
+
+@METHODS.register
+class Dense(Method):
+    """Every row against every key, by PyTorch's own kernel."""
+
+    name = "dense"
+    title = "dense (SDPA)"
+    source = "A. Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762; the kernel is PyTorch's"
+    reference = True
+
+    def run(self, task: Task) -> Outcome:
+        out = F.scaled_dot_product_attention(task.q, task.k, task.v, scale=task.scale)
+        return Outcome(out, {"routed": task.possible})
 
 
 def true_mass(task: Task, query: Partition, kv: Partition) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
@@ -15,11 +15,8 @@ from ..method.stages import SizedCall
 from ..receipt import Receipt
 from ..state import State
 from .groups import response_groups, response_products
-from .methods import METHODS, Arguments, Method
+from .methods import METHODS, Method
 from .task import Outcome, Task
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -47,18 +44,9 @@ class Own(Method):
         state.start_from(other)
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        config: Config,
-        state: State | None,
-        *,
-        grid: tuple[int, int, int] | None = None,
-        time_stages: bool = False,
-        **more: Unpack[Arguments],
+        self, q: Tensor, k: Tensor, v: Tensor, config: Config, state: State | None, *, grid: Any = None, **more: Any
     ) -> tuple[Tensor, Receipt]:
-        return attention(q, k, v, config, state, return_receipt=True, time_stages=time_stages, **more)
+        return attention(q, k, v, config, state, return_receipt=True, **more)
 
     def run(self, task: Task) -> Outcome:
         config = task.on_equal_terms(self.settings(task.config))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..types import Partition, Route
 from .groups import cluster
 from .methods import METHODS, Method
@@ -20,15 +18,13 @@ class Svg2(Method):
     title = "SVG2, top-p"
     source = "S. Yang et al., Sparse VideoGen2, 2025, arXiv:2505.18875"
     simplified = "p is what meets the target in each head, not a constant"
+    choose = staticmethod(top_p)  # the cells, by their scores
 
     def group(self, task: Task) -> tuple[Partition, Partition, int]:
         query_groups, kv_groups = task.group_counts
         query, products = cluster(task, task.q, query_groups, "queries")
         kv, more = cluster(task, task.k, kv_groups, "keys")
         return query, kv, task.heads * (products + more)
-
-    def choose(self, task: Task, score: Tensor, query: Partition, kv: Partition) -> Route:
-        return top_p(task, score, query, kv)
 
     def route(self, task: Task, query: Partition, kv: Partition) -> tuple[Route, int]:
         route = self.choose(task, centroid_scores(task, query, kv), query, kv)
@@ -42,6 +38,4 @@ class Svg2Budget(Svg2):
     name = "svg2-budget"
     title = "SVG2, fixed budget"
     simplified = "every head has the same budget"
-
-    def choose(self, task: Task, score: Tensor, query: Partition, kv: Partition) -> Route:
-        return equal_budget(task, score, query, kv)
+    choose = staticmethod(equal_budget)

@@ -32,29 +32,6 @@ def affinity_groups(task: Task, x: Tensor, groups: int, others: Tensor, start: T
     return Partition.from_labels(found.labels.unflatten(0, x.shape[:2]), groups)
 
 
-def co_cluster(task: Task) -> tuple[Partition, Partition, int]:
-    """Query groups, K/V groups, and the products that found them; one round if an earlier call stored its centroids."""
-    (query_groups, kv_groups), dim = task.group_counts, task.q.shape[-1]
-    queries = task.start("queries", (*task.q.shape[:2], query_groups, dim))
-    keys = task.start("keys", (*task.q.shape[:2], kv_groups, dim))
-    rounds, products = WARM_ROUNDS, 0
-    if queries is None:
-        rounds = ROUNDS
-        query, products = cluster(task, task.q, query_groups, "start")
-        queries = task.backend.group_means(task.q, query)
-    for _ in range(rounds):
-        kv = affinity_groups(task, task.k, kv_groups, queries, keys)
-        keys = _centroids(task, task.k, kv, keys)
-        query = affinity_groups(task, task.q, query_groups, keys, queries)
-        queries = _centroids(task, task.q, query, queries)
-        products += kmeans_products(task.rows, query_groups, STEPS, dim, dim)
-        products += kmeans_products(task.keys, kv_groups, STEPS, dim, dim) + (task.rows + task.keys) * dim
-    assert keys is not None
-    task.leave("queries", queries)
-    task.leave("keys", keys)
-    return query, kv, task.heads * products
-
-
 def _centroids(task: Task, x: Tensor, partition: Partition, before: Tensor | None) -> Tensor:
     """Means of the groups; an empty group keeps its old mean."""
     means = task.backend.group_means(x, partition)
@@ -74,4 +51,23 @@ class Svoo(Svg2):
     )
 
     def group(self, task: Task) -> tuple[Partition, Partition, int]:
-        return co_cluster(task)
+        """One round if an earlier call stored its centroids."""
+        (query_groups, kv_groups), dim = task.group_counts, task.q.shape[-1]
+        queries = task.start("queries", (*task.q.shape[:2], query_groups, dim))
+        keys = task.start("keys", (*task.q.shape[:2], kv_groups, dim))
+        rounds, products = WARM_ROUNDS, 0
+        if queries is None:
+            rounds = ROUNDS
+            query, products = cluster(task, task.q, query_groups, "start")
+            queries = task.backend.group_means(task.q, query)
+        for _ in range(rounds):
+            kv = affinity_groups(task, task.k, kv_groups, queries, keys)
+            keys = _centroids(task, task.k, kv, keys)
+            query = affinity_groups(task, task.q, query_groups, keys, queries)
+            queries = _centroids(task, task.q, query, queries)
+            products += kmeans_products(task.rows, query_groups, STEPS, dim, dim)
+            products += kmeans_products(task.keys, kv_groups, STEPS, dim, dim) + (task.rows + task.keys) * dim
+        assert keys is not None
+        task.leave("queries", queries)
+        task.leave("keys", keys)
+        return query, kv, task.heads * products

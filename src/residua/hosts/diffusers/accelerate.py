@@ -69,8 +69,13 @@ def accelerate(
     Returns:
         A handle with the report; its `remove()` restores the model.
     """
-    if profile is not None:
-        _alone(density=density, quality=quality, config=config, method=method)
+    others = {"density": density, "quality": quality, "config": config, "method": method}
+    given = [f"{name}=" for name, value in others.items() if value is not None]
+    if profile is not None and given:
+        raise InputError(
+            f"profile= together with {' and '.join(given)}: a profile sets the whole method; leave one of "
+            "them out, or change its [residua] table"
+        )
     asked = Settings(
         config=config,
         density=density,
@@ -81,11 +86,13 @@ def accelerate(
         layers=layers,
         min_tokens=min_tokens,
     )
-    if profile is not None:
-        tuned = _profile(profile)
-        tuned.check_model(model_facts(target, generic=generic), _source(profile))
-        given = {name: getattr(asked, name) for name in CHECKS if getattr(asked, name) is not None}
-        asked = dataclasses.replace(tuned.settings, **given)
+    if isinstance(profile, (str, Path, Profile)):
+        tuned = profile if isinstance(profile, Profile) else Profile.from_toml(profile)
+        tuned.check_model(model_facts(target, generic=generic), "the profile" if tuned is profile else str(profile))
+        checks = {name: getattr(asked, name) for name in CHECKS if getattr(asked, name) is not None}
+        asked = dataclasses.replace(tuned.settings, **checks)
+    elif profile is not None:
+        raise InputError(f"profile={profile!r}: wanted the path of a file that `residua tune` wrote")
     return accelerate_with(
         target, asked, scheduler=scheduler, steps=steps, replace=replace, time_stages=time_stages, generic=generic
     )
@@ -180,27 +187,6 @@ def model_facts(target: Any, name: str | None = None, generic: bool = False) -> 
     ]
     classes = tuple(type(model).__name__ for model in models)
     return ModelFacts(name or type(target).__name__, classes, layers, dims[0] if dims else None)
-
-
-def _alone(**others: Any) -> None:
-    given = [f"{name}=" for name, value in others.items() if value is not None]
-    if given:
-        raise InputError(
-            f"profile= together with {' and '.join(given)}: a profile sets the whole method; leave one of "
-            "them out, or change its [residua] table"
-        )
-
-
-def _profile(profile: Any) -> Profile:
-    if isinstance(profile, Profile):
-        return profile
-    if not isinstance(profile, (str, Path)):
-        raise InputError(f"profile={profile!r}: wanted the path of a file that `residua tune` wrote")
-    return Profile.from_toml(profile)
-
-
-def _source(profile: Any) -> str:
-    return "the profile" if isinstance(profile, Profile) else str(profile)
 
 
 def _family(model: Any, generic: bool) -> Family:

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import IntegrationError
 from .. import HostAttention, ResolvedSettings
 from .families import Family, supported
-from .hooks import ContextWrap, Mark, ResetWrap, RootHook, hooked, wrapped
+from .hooks import ContextWrap, Mark, ResetWrap, RootHook, wrapped
 from .layer import AttentionLayer, ForwardPass
 from .processors import TaggedProcessor
 from .tracking import Offset, Tracker
@@ -28,7 +28,7 @@ class Attachment:
         settings: ResolvedSettings,
         scheduler: Callable[[], Any],
         steps: int | None,
-        offset: Offset | None = None,
+        offset: Offset,
     ) -> None:
         self.name = name
         self.model = model
@@ -69,15 +69,15 @@ class Attachment:
     def _find_layers(self) -> dict[str, Any]:
         check_parallel(self.model, self.family)
         found = dict(self.family.layers(self.model))
-        if not found:
-            if self.family.generic:
-                raise IntegrationError(
-                    f"{type(self.model).__name__}: none of its attention goes through the dispatcher of "
-                    "diffusers, so generic=True cannot reach it; docs/add-a-model.md: how to add a family"
-                )
+        if not found and self.family.generic:
             raise IntegrationError(
-                f"{type(self.model).__name__}: no module is called {self.family.attention!r}; this version "
-                "of diffusers builds the model differently: please report it"
+                f"{type(self.model).__name__}: none of its attention goes through the dispatcher of diffusers, so "
+                "generic=True cannot reach it; docs/add-a-model.md: how to add a family"
+            )
+        if not found:
+            raise IntegrationError(
+                f"{type(self.model).__name__}: no module is called {self.family.attention!r}; this version of "
+                "diffusers builds the model differently: please report it"
             )
         return found
 
@@ -87,7 +87,7 @@ class Attachment:
             self._undo.callback(processor.restore)
             processor.install()
             self._processors.append(processor)
-        self._undo.enter_context(hooked(self.model, RootHook(self)))
+        self._undo.callback(self.model.register_forward_pre_hook(RootHook(self), with_kwargs=True).remove)
         for method, wrap in (("cache_context", ContextWrap), ("_reset_stateful_cache", ResetWrap)):
             if hasattr(self.model, method):
                 self._undo.enter_context(wrapped(self.model, method, wrap(self, getattr(self.model, method), method)))
@@ -140,11 +140,8 @@ def check_parallel(model: Any, family: Family) -> None:
             "a head, and Ring spreads them; use ContextParallelConfig(ulysses_degree=...)"
         )
     if not family.context_parallel:
+        able = ", ".join(sorted({known.name for known in supported().values() if known.context_parallel}))
         raise IntegrationError(
-            f"context parallelism is not supported for {family.name}, only for {_parallel_families()}; run "
-            "it on one device, or remove() Residua"
+            f"context parallelism is not supported for {family.name}, only for {able}; run it on one device, "
+            "or remove() Residua"
         )
-
-
-def _parallel_families() -> str:
-    return ", ".join(sorted({known.name for known in supported().values() if known.context_parallel}))

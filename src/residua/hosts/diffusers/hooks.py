@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .dispatch import same
+
 if TYPE_CHECKING:
     from .attach import Attachment
 
@@ -24,7 +26,7 @@ class Passenger:
 
 class Mark(Passenger):
     def __reduce__(self) -> Any:
-        return _nothing, ()
+        return same, (None,)
 
 
 class RootHook(Passenger):
@@ -40,7 +42,7 @@ class RootHook(Passenger):
             self.attachment.before_forward(self._signature.bind_partial(module, *args, **kwargs).arguments)
 
     def __reduce__(self) -> Any:
-        return _plain_hook, ()
+        return same, (_no_hook,)
 
 
 class MethodWrap(Passenger):
@@ -83,13 +85,6 @@ class ResetWrap(MethodWrap):
 
 
 @contextmanager
-def hooked(model: Any, hook: RootHook) -> Iterator[None]:
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-    yield
-    handle.remove()
-
-
-@contextmanager
 def wrapped(model: Any, method: str, wrap: MethodWrap) -> Iterator[None]:
     before = vars(model).get(method)
     setattr(model, method, wrap)
@@ -99,14 +94,6 @@ def wrapped(model: Any, method: str, wrap: MethodWrap) -> Iterator[None]:
         delattr(model, method)
         if before is not None:
             setattr(model, method, before)
-
-
-def _nothing() -> None:
-    return None
-
-
-def _plain_hook() -> Callable[..., None]:
-    return _no_hook
 
 
 def _no_hook(*args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,19 +47,18 @@ class AttentionLayer:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool) -> Tensor:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D] -> [B, Nq, H, D]."""
-        reason = self._why_dense(q.shape[1], k.shape[1], causal)
-        site = self.site() if reason else self.site(q.shape[1], k.shape[1])
-        out = self.host.call(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            site,
-            lambda: self.dense(q, k, v, mask, scale, causal).transpose(1, 2),
-            mask=mask,
-            scale=scale,
-            why_dense=reason,
-        )
-        return out.transpose(1, 2)
+        why = self._why_dense(q.shape[1], k.shape[1], causal)
+        site = self.site() if why else self.site(q.shape[1], k.shape[1])
+        return self._call(site, lambda: self.dense(q, k, v, mask, scale, causal), why, q, k, v, mask=mask, scale=scale)
+
+    def leave_dense(self, given: tuple[Any, ...], why: str) -> Tensor:
+        """A dense call with arguments that Residua does not take: those of dispatch_attention_fn, in its order."""
+        return self._call(self.site(), lambda: self._dispatch(*given), why, *given[:3])
+
+    def _call(self, site: Site, dense: Callable[[], Tensor], why: str | None, *qkv: Tensor, **more: Any) -> Tensor:
+        """The host's call, which has the heads before the tokens.  # [B, N, H, D]"""
+        q, k, v = (x.transpose(1, 2) for x in qkv)
+        return self.host.call(q, k, v, site, lambda: dense().transpose(1, 2), why_dense=why, **more).transpose(1, 2)
 
     def _why_dense(self, queries: int, keys: int, causal: bool) -> str | None:
         if not self.now.active:
@@ -96,30 +96,9 @@ class AttentionLayer:
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
     ) -> Tensor:
         """One call on the user's backend.  # [B, Nq, H, D]"""
+        return self._dispatch(q, k, v, mask, 0.0, causal, scale, q.shape[2] != k.shape[2])
+
+    def _dispatch(self, *given: Any) -> Tensor:
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
-        return dispatch_attention_fn(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=q.shape[2] != k.shape[2],
-            backend=self.backend,
-        )
-
-    def leave_dense(self, given: tuple[Any, ...], why: str) -> Tensor:
-        """A dense call with arguments that Residua does not take: those of dispatch_attention_fn, in its order."""
-        from diffusers.models.attention_dispatch import dispatch_attention_fn
-
-        q, k, v = (x.transpose(1, 2) for x in given[:3])
-        out = self.host.call(
-            q,
-            k,
-            v,
-            self.site(),
-            lambda: dispatch_attention_fn(*given, backend=self.backend).transpose(1, 2),
-            why_dense=why,
-        )
-        return out.transpose(1, 2)
+        return dispatch_attention_fn(*given, backend=self.backend)

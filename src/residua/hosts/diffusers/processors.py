@@ -33,8 +33,10 @@ class TaggedProcessor:
                 f"{self.layer.name}: its attention processor is {name}, wanted {wanted}; restore the "
                 "processor of diffusers, or register a family that knows yours (docs/add-a-model.md)"
             )
-        if type(mine) is type(original):
-            self._bind(sys.modules[type(original).__module__])
+        if type(mine) is type(original) and self._rebound is None:
+            module = sys.modules[type(original).__module__]
+            rebind(module)
+            self._rebound = module
         backend = getattr(found, "_attention_backend", None)
         self.layer.backend = backend.layer.backend if isinstance(backend, LayerTag) else backend
         if mine is not original:
@@ -47,11 +49,6 @@ class TaggedProcessor:
         mine._parallel_config = getattr(found, "_parallel_config", None)
         mine._attention_backend = LayerTag(self.layer, _backend_name(self.layer.backend))
         self.original, self.mine, self.module.processor = original, mine, mine
-
-    def _bind(self, module: Any) -> None:
-        if self._rebound is None:
-            rebind(module)
-            self._rebound = module
 
     def refresh(self) -> None:
         """Follows calls of set_attention_backend, set_attn_processor, fuse_qkv_projections and

@@ -71,13 +71,11 @@ class Tracker:
         """Determines step and branch of the coming forward pass."""
         schedule = getattr(self._scheduler(), "timesteps", None)
         # set_timesteps makes a new tensor; holding the old one prevents its id from being reused.
-        if schedule is not self._schedule:
+        is_new = schedule is not self._schedule
+        if is_new or self.step < 0:
             self._begin(schedule)
-            self._leave_to_timesteps(self._is_used_up())
-        elif self.step < 0:
             # The same schedule in a new run: a pipeline with another scheduler may share the transformer.
-            self._begin(schedule)
-            self._leave_to_timesteps(self._is_used_up() or not self._is_due(timestep))
+            self._leave_to_timesteps(self._is_used_up() or not (is_new or self._is_due(timestep)))
         step = self._locate(timestep)
         if step < self.step:
             self._begin(schedule)
@@ -104,7 +102,10 @@ class Tracker:
             self._counted = True
             return self._count(timestep)
         if index == self._index and self._moved_without(timestep):
-            return self._follow_timesteps(timestep)
+            self._leave_to_timesteps(True)
+            self.step, self._changes = 0, 0  # everything before was the first step
+            self._timestep = torch.as_tensor(self._timestep).detach().clone()
+            return self._count(timestep)
         if self._counted:
             # The first index after the run began, so this is at least the second step. Video-to-video may
             # begin in the middle of the schedule.
@@ -142,12 +143,6 @@ class Tracker:
                 "timesteps. If another scheduler drives it, pass that one as scheduler="
             )
         self._stands_still = stands_still
-
-    def _follow_timesteps(self, timestep: Any) -> int:
-        self._leave_to_timesteps(True)
-        self.step, self._changes = 0, 0  # everything before was the first step
-        self._timestep = torch.as_tensor(self._timestep).detach().clone()
-        return self._count(timestep)
 
     def _count(self, timestep: Any) -> int:
         """The step, counted by changes of the timestep: for schedulers without a step index, and before their
@@ -193,14 +188,10 @@ class Tracker:
         if self._stands_still:
             return ()
         if self._levels is None:
-            self._levels = self._read_levels()
+            sigmas = getattr(self._scheduler(), "sigmas", None)
+            fits = sigmas is not None and self._schedule is not None and len(sigmas) == len(self._schedule) + 1
+            self._levels = tuple(torch.as_tensor(sigmas).tolist()) if fits else ()
         return noise_removed(self._levels)[self._offset() :]
-
-    def _read_levels(self) -> tuple[float, ...]:
-        sigmas = getattr(self._scheduler(), "sigmas", None)
-        if sigmas is None or self._schedule is None or len(sigmas) != len(self._schedule) + 1:
-            return ()
-        return tuple(torch.as_tensor(sigmas).tolist())
 
 
 def _noise_rises(before: torch.Tensor, now: torch.Tensor) -> bool:

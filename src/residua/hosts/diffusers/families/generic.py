@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ....errors import IntegrationError
-from ... import Grid, Preset
+from ... import Preset
 from ...site import Ranges
 from .base import Family, taggable
 
@@ -25,13 +25,9 @@ class Generic(Family):
 
     name = "generic"
     models = ()
-    attention = ".*"
     preset = Preset(0.22, 0.20, 0.03, "no family knows this model; taken over from Wan2.2")
     processors: Mapping[str, Any] = {}
     generic = True
-
-    def grid(self, model: Any, inputs: Mapping[str, Any]) -> Grid:
-        raise NotImplementedError("the grid of a model that no family knows is unknown")
 
     def tokens(self, model: Any, inputs: Mapping[str, Any]) -> int:
         return 0  # each call tells

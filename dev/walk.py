@@ -18,8 +18,8 @@ PACKAGE = Path(residua.__file__).parent
 
 def walk() -> list[str]:
     """Files of the package in which a function is called, by their first call. Imports do not count."""
-    q, k, v = video_like(VideoLike(grid=(8, 16, 16), heads=2, head_dim=64))
-    attention, config, state = residua.attention, residua.Config(density=0.2), residua.State()
+    q, k, v = video_like(VideoLike(grid=(16, 16, 16), heads=2, head_dim=64))
+    attention, config, state = residua.attention, residua.Config(density=0.08), residua.State()
     attention(q, k, v, config)  # imports what a call needs
     found: dict[Path, None] = {}
 

@@ -35,7 +35,7 @@ def row(grid: tuple[int, int, int], text: int, density: float, head: str) -> str
     spans = (video, video + text)
     shown = []
     for left in LEFT.values():
-        with mock.patch("residua.method.text.LEFT_BY_TEXT", left):
+        with mock.patch("residua.method.sizes.LEFT_BY_TEXT", left):
             out, receipt = attention(
                 q, k, v, Config(density=density), pinned_keys=spans, exact_queries=spans, return_receipt=True
             )

@@ -10,9 +10,8 @@ from torch import Tensor
 from .config import Config
 from .errors import InputError
 from .method import budget as budgets
-from .method.extremes import rescale, restore
 from .method.grouping.reuse import group_again, keep
-from .method.inputs import Spans, key_padding, refuse_settings, refuse_unsupported, validate
+from .method.inputs import Spans, key_padding, refuse_settings, refuse_unsupported, rescale, restore, validate
 from .method.stages import SizedCall
 from .ops.backend import Backend, Demand
 from .ops.check import check_route, check_summary

@@ -11,7 +11,7 @@ from residua import Config
 from residua.baselines import METHODS, Method, Outcome, Task, groups, oracle, pisa, selection, svg_ear, svoo, xattention
 from residua.baselines import task as tasks
 from residua.errors import InputError
-from residua.method.grouping.kmeans import kmeans
+from residua.method.grouping.partition import kmeans
 from residua.method.row_error import relative_row_error, row_errors
 from residua.synthetic import VideoLike, video_like
 from residua.tools.studies.baselines import chosen_methods

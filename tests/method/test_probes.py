@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from residua import InputError
 from residua.method.grouping import group_tokens
 from residua.method.inputs import validate
-from residua.method.probes import choose_rows, coverage_weights, take_probes, visiting_order
+from residua.method.judge import choose_rows, coverage_weights, take_probes, visiting_order
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
 from residua.ops.select import backends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from residua.method.grouping.response import metric_factor
+from residua.method.grouping.partition import metric_factor
 from residua.method.rules import CPU
 from residua.ops.backend import Backend
 from residua.ops.subspace import leading_basis, leading_factor

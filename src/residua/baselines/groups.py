@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..method.grouping.kmeans import kmeans
-from ..method.grouping.partition import group_tokens
+from ..method.grouping.partition import group_tokens, kmeans
 from ..method.stages import SizedCall
 from ..types import Grouping, Partition
 from .task import Task

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..method.grouping.kmeans import first_centres, kmeans
-from ..method.grouping.response import metric_factor
+from ..method.grouping.partition import first_centres, kmeans, metric_factor
 from ..method.rules import choose_rules
 from ..types import Partition
 from .groups import cluster, kmeans_products

@@ -19,16 +19,13 @@ from ..ops.backend import Backend
 from ..receipt import Note
 from ..registry import Registry
 from ..types import Choice, Grouping, HeadCost, Probes, ResidualFit, Route, SummaryKeys
-from .judge import judge
-from .probes import take_probes
+from .judge import judge, take_probes
 from .route import best_cells, cell_scores, group_priority, keep_all, pair_budget, route_cells, route_over, routing_cost
 from .row_error import weighted_error
-from .sizes import skippable_density
+from .sizes import skippable_density, text_share
 from .stages import Centres, GroupedCall, Routing, Scatter, SizedCall, Slots, Verdict
 from .summary.centres import centre_mass, centres_cost, find_centres, merge_centres
-from .summary.expansion import drift, drift_cost, expand, measure_scatter
-from .summary.slots import assign_slots
-from .text import text_share
+from .summary.expansion import assign_slots, drift, drift_cost, expand, measure_scatter
 
 # A head drops the summary if spending its cost on pairs leaves at most this share of the skipped mass.
 MAX_MISSED = 0.2

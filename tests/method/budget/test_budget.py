@@ -12,7 +12,7 @@ from residua.method.budget import bounded
 from residua.method.budget.bounded import MAX_STEP, POWER, SHARE
 from residua.method.inputs import validate
 from residua.method.reconstructions import MIN_BUDGET, Anchored
-from residua.method.text import of_skippable, of_whole_call
+from residua.method.sizes import of_skippable, of_whole_call
 from tests.support.making import grouped_call
 from tests.support.oracle import masked_attention, normal, qkv, small, worst
 

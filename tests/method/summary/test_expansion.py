@@ -14,8 +14,7 @@ from residua.method.inputs import validate
 from residua.method.route import cell_scores
 from residua.method.stages import Centres, Routing
 from residua.method.summary.centres import centre_mass, find_centres, merge_centres
-from residua.method.summary.expansion import directions, drift, expand
-from residua.method.summary.slots import assign_slots
+from residua.method.summary.expansion import assign_slots, directions, drift, expand
 from residua.ops import backends
 from residua.ops.backend import Backend
 from tests.support.making import grouping_of, in_groups, partition, random_cells

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from residua.method.inputs import validate
 from residua.method.route import cell_scores
 from residua.method.stages import Routing
-from residua.method.summary.slots import assign_slots, neighbours
+from residua.method.summary.expansion import assign_slots, neighbours
 from tests.support.making import grouping_of, in_groups, partition, random_cells
 from tests.support.oracle import qkv
 

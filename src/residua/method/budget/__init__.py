@@ -17,8 +17,8 @@ from ...receipt import Note
 from ...state import State
 from ...types import Probes
 from ..reconstructions import RECONSTRUCTIONS, Reconstruction
+from ..sizes import of_skippable, of_whole_call, with_text
 from ..stages import SizedCall, Verdict
-from ..text import of_skippable, of_whole_call, with_text
 from . import bounded
 from .shared import SharedBudget
 from .steps import shares_of_steps

@@ -1,4 +1,8 @@
-"""The partitioners, and the stage that sorts the tokens of a call into groups.
+"""Response coordinates, k-means, the partitioners, and the stage that sorts the tokens of a call into groups.
+
+Keys are compared by how sampled queries respond to them, queries by how they respond to the key groups (the paper's
+section 4.1 and appendix B). K-means is deterministic and always ends: the number of steps is fixed, and coordinates
+that are not finite count as zero.
 
 A partitioner only defines the coordinates in which keys and queries are compared; clustering, pinned tokens,
 padding and warm starts are the same for all. A new one is a class with `@PARTITIONERS.register`.
@@ -6,6 +10,7 @@ padding and warm starts are the same for all. A new one is a class with `@PARTIT
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,9 +20,102 @@ from ...config import PARTITIONS
 from ...ops.backend import Backend
 from ...registry import Registry
 from ...types import Call, Grouping, Partition, Rows
+from ...util.golden import ONE, golden_indices, golden_places
+from ..rules import Rules
 from ..stages import SizedCall
-from .kmeans import first_rows, kmeans_labels
-from .response import Space, key_metric, metric_factor, query_metric
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where tokens are compared: their activations, or a linear map of them, perhaps brought to the same RMS."""
+
+    factor: Tensor | None  # [B, H, D, R] fp32; None: the activations themselves
+    normalise: bool
+    backend: Backend
+    rough: bool = False  # whether nobody but k-means reads the coordinates
+
+    def coordinates(self, rows: Tensor) -> Tensor:
+        """Rows [B, H, N, D] in this space.  # [B, H, N, R] fp32"""
+        if self.factor is None:
+            return rows.float()
+        return self.backend.project(rows, self.factor, self.normalise, rough=self.rough)
+
+
+def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
+    """`count` ascending indices spread over range(total), without a random generator.  # [count]"""
+    return torch.arange(count, device=device) * total // max(1, count)
+
+
+def key_metric(q: Tensor, rows: int, spacing: str, backend: Backend) -> Tensor:
+    """M_K = Q_s^T Q_s / M_s over `rows` query rows (all if there are fewer), spaced as
+    `Config.metric_spacing` says.
+
+    q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would spoil every group.
+    """
+    total = q.shape[-2]
+    place = golden_indices if spacing == "golden" else evenly_spaced
+    index = place(min(rows, total), total, q.device).expand(*q.shape[:-2], -1)
+    return backend.second_moment(backend.gather_rows(q, index), None, centred=False)
+
+
+def query_metric(centroids: Tensor, sizes: Tensor, backend: Backend) -> Tensor:
+    """M_Q = K~^T K~ / (C+ D): non-empty groups only, centred by their uniform mean, each with equal weight.
+
+    centroids [..., Ck, D], sizes [..., Ck] -> [..., D, D] fp64
+    """
+    return backend.second_moment(centroids, sizes > 0, centred=True) / centroids.shape[-1]
+
+
+def metric_factor(metric: Tensor, rank: int, rules: Rules, backend: Backend) -> Tensor:
+    """Leading eigenvectors, scaled by the root of their eigenvalues, which are normalised to unit mean first.
+
+    metric [..., D, D] -> [..., D, rank] fp32, rank <= D
+    """
+    return backend.leading_factor(metric, rank, exact=rules.host_may_wait)
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Labels, centres and sizes that are consistent: a centre is the mean of the rows with its label."""
+
+    labels: Tensor  # [G, N] int64, -1 where a row is not valid
+    centres: Tensor  # [G, C, R] fp32; an empty group keeps its old centre
+    sizes: Tensor  # [G, C] int64
+
+
+def kmeans(
+    x: Tensor, groups: int, steps: int, *, start: Tensor | None = None, valid: Tensor | None = None, backend: Backend
+) -> Clusters:
+    """Clusters the rows of x [G, N, R] into `groups` groups per head with `steps` Lloyd steps.
+
+    `start` [G, C, R] gives the first centres; without it they are rows spread over the sequence. `valid` [G,
+    N] leaves rows out."""
+    centres = first_centres(x, groups, valid) if start is None else start
+    return Clusters(*backend.lloyd(x, centres, max(1, steps), valid))
+
+
+def kmeans_labels(
+    x: Tensor, groups: int, steps: int, *, start: Tensor | None = None, valid: Tensor | None = None, backend: Backend
+) -> Tensor:
+    """Only the labels of `kmeans`.  # [G, N] int64"""
+    centres = first_centres(x, groups, valid) if start is None else start
+    return backend.lloyd(x, centres, max(1, steps), valid, means=False)[0]
+
+
+def first_rows(shape: tuple[int, int], groups: int, valid: Tensor | None, device: torch.device) -> Tensor:
+    """One row from each of `groups` equal parts of the sequence, counting valid rows only.  # [G, C]
+
+    The position within a part follows the golden ratio."""
+    heads, rows = shape
+    if valid is None:
+        return golden_indices(groups, rows, device).expand(heads, groups)
+    ranked = torch.argsort(valid.logical_not().to(torch.uint8), dim=-1, stable=True)  # valid rows first
+    return ranked.gather(-1, golden_places(groups, device) * valid.sum(-1, keepdim=True) // (groups * ONE))
+
+
+def first_centres(x: Tensor, groups: int, valid: Tensor | None) -> Tensor:
+    index = first_rows((x.shape[0], x.shape[1]), groups, valid, x.device)
+    return torch.take_along_dim(x, index[..., None], dim=1)  # [G, C, R]
 
 
 class Partitioner:

@@ -17,8 +17,7 @@ from torch import Tensor
 from ...types import Grouping, GroupMemory, Partition, Rows
 from ...util.golden import golden_indices
 from ..stages import SizedCall
-from .partition import group_tokens, keep_empty
-from .response import Space
+from .partition import Space, group_tokens, keep_empty
 
 SAMPLE = 256  # rows per head that show whether groups still fit
 # A head is clustered again if the squared distance of its rows to their own centroid exceeds that to the

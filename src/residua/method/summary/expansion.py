@@ -1,5 +1,5 @@
-"""The expansion of what is skipped around the anchors (docs/method.md, "Anchored reconstruction"): mean key
-and value of every slot at its anchor, and how they drift as a row leaves the anchor."""
+"""The expansion of what is skipped around the anchors (docs/method.md, "Anchored reconstruction"): which skipped groups
+share a slot, mean key and value of every slot at its anchor, and how they drift as a row leaves the anchor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ from torch import Tensor
 
 from ...ops.backend import Backend
 from ...types import Drift, HeadCost, Partition, SummaryKeys
+from ..grouping.partition import kmeans_labels
 from ..stages import GroupedCall, Routing, Scatter, SizedCall, Slots
 
+NEIGHBOUR_STEPS = 8  # of k-means over the K/V centroids
 SAMPLE = 512  # rows that show how queries leave their anchors and keys their centroids
+
+
+def assign_slots(grouped: GroupedCall, routing: Routing) -> Slots:
+    """A slot for each of the heaviest skipped groups, and some that the others share; none in heads without a
+    summary."""
+    grouping, sizes = grouped.grouping, grouped.sizes
+    assert routing.log_mass is not None and routing.without_summary is not None
+    near = neighbours(grouped)  # [B, Hkv, Ck]
+    index, mass, share = grouped.backend.choose_slots(
+        routing.log_mass,
+        routing.route.cells,
+        grouping.query,
+        grouping.kv,
+        near,
+        sizes.single_slots,
+        sizes.merged_slots,
+        ~routing.without_summary,
+    )
+    return Slots(index, mass, share, near, sizes.single_slots)
+
+
+def neighbours(grouped: GroupedCall) -> Tensor:
+    """K/V groups sorted into as many neighbourhoods as there are merged slots, by their centroids.
+    # [B, Hkv, Ck] int64"""
+    centroids, count = grouped.grouping.kv_centroids, grouped.sizes.merged_slots
+    batch, heads, groups, _ = centroids.shape
+    if not count:  # every group has a slot of its own
+        return torch.zeros(batch, heads, groups, dtype=torch.long, device=centroids.device)
+    labels = kmeans_labels(centroids.flatten(0, 1), count, NEIGHBOUR_STEPS, backend=grouped.backend)
+    return labels.unflatten(0, (batch, heads))
 
 
 def measure_scatter(grouped: GroupedCall) -> Scatter:

@@ -1,6 +1,6 @@
 """Which skipped K/V groups of a query group share a slot, and what slots weigh: one program per query group.
 
-Sums go over the groups in their order, so repeats are bit-identical; `residua.method.summary.slots` says what
+Sums go over the groups in their order, so repeats are bit-identical; `residua.method.summary.expansion` says what
 the results mean.
 """
 

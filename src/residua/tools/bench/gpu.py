@@ -22,8 +22,7 @@ from ...method.inputs import validate
 from ...method.route import route_cells
 from ...method.row_error import row_errors
 from ...method.stages import Routing, SizedCall
-from ...method.summary.expansion import expand
-from ...method.summary.slots import assign_slots
+from ...method.summary.expansion import assign_slots, expand
 from ...ops.backend import Backend, Demand
 from ...ops.gpu_cache import remember
 from ...ops.select import backends

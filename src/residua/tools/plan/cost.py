@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from ...config import Config
 from ...method.rules import CPU, GPU
-from ...method.sizes import default_groups, default_probes, summary_groups
-from ...method.text import left_by_text, share_of_text
+from ...method.sizes import default_groups, default_probes, left_by_text, share_of_text, summary_groups
 from .models import Architecture
 
 # Shorter calls are left dense by `residua.hosts.diffusers`: grouping and routing cost more than they save.

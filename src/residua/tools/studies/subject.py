@@ -12,7 +12,7 @@ from torch import Tensor
 from ...api import attention
 from ...config import Config
 from ...method.grouping.partition import group_tokens
-from ...method.probes import choose_rows, coverage_weights
+from ...method.judge import choose_rows, coverage_weights
 from ...method.reconstructions import apply_fit
 from ...method.route import pair_budget, route_cells
 from ...method.row_error import row_errors

@@ -21,7 +21,7 @@ import torch
 from residua.hosts.diffusers import dispatch
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.cli import app
-from residua.util.files import MARKER
+from residua.tools.output import MARKER
 from residua.world.held_out import DEMO_PROMPT, TUNING_PROMPTS
 from tests.support.command import run
 from tests.support.interrupt import Place, entries, interrupted_at

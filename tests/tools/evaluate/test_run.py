@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from residua.errors import InputError
+from residua.tools import output
 from residua.tools.cli.evaluate_progress import Board
 from residua.tools.evaluate.engine import PlainLoop, StoppedError
 from residua.tools.evaluate.generate import Generate
@@ -22,7 +23,6 @@ from residua.tools.evaluate.run import Options, Watcher, evaluate
 from residua.tools.evaluate.store import DONE, Store
 from residua.tools.generate import loading
 from residua.tools.generate.loading import load
-from residua.util import files
 from tests.support.command import run as residua
 
 POISON = "a purple elephant"
@@ -175,7 +175,7 @@ def test_what_may_pass_is_tried_again_but_not_for_ever(make_suite, tmp_path, mon
 def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(make_suite, tmp_path, monkeypatch):
     suite, out = make_suite(2), tmp_path / "out"
     go(suite, tmp_path / "reference")
-    written, real = [], files._write
+    written, real = [], output._write
 
     def full(path, content):
         written.append(path)
@@ -184,7 +184,7 @@ def test_a_full_disk_stops_the_run_and_the_next_one_goes_on(make_suite, tmp_path
         real(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_write", full)
+        patch.setattr(output, "_write", full)
         with pytest.raises(StoppedError, match=r"No space left on device.*run the same command again"):
             go(suite, out)
     done = len(Store(out).read_rows())

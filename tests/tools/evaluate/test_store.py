@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from residua.errors import InputError
+from residua.tools import output
 from residua.tools.evaluate.manifest import check_manifest
 from residua.tools.evaluate.rows import hash_model, make_rows
 from residua.tools.evaluate.store import DONE, FAILED, Store
 from residua.tools.evaluate.suite import Setting
-from residua.util import files
-from residua.util.files import OutputError
+from residua.tools.output import OutputError
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_full_disk_leaves_nothing_half_written(store, monkeypatch):
         path.write_bytes(content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_write", full)
+    monkeypatch.setattr(output, "_write", full)
     with pytest.raises(OutputError, match="No space left"):
         store.write_row({"id": "r", "status": DONE})
     assert list((store.folder / "rows").iterdir()) == []
@@ -162,8 +162,8 @@ def test_what_killed_workers_leave_is_removed(store, make_suite, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_write", killed)
-        patch.setattr(files.Path, "unlink", lambda *_, **__: None)  # nobody clears up
+        patch.setattr(output, "_write", killed)
+        patch.setattr(output.Path, "unlink", lambda *_, **__: None)  # nobody clears up
         for write in (
             lambda: store.write_row({"id": "r", "status": DONE}),
             lambda: store.write_video(row, b"video"),

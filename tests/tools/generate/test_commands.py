@@ -16,7 +16,7 @@ from residua.hosts.diffusers import QUALITIES
 from residua.tools.cli.compare import held_out
 from residua.tools.cli.summary import busy
 from residua.tools.generate import page
-from residua.util.files import MARKER
+from residua.tools.output import MARKER
 from residua.world.held_out import DEMO_PROMPT as PROMPT
 from residua.world.held_out import REPORT_PROMPTS, SEEDS, TUNING_PROMPTS
 from tests.support.command import run

@@ -52,11 +52,11 @@ def compare(
 ) -> None:
     """Generate dense once per prompt and sparse with every setting; write a table, JSON and a plot."""
     # Imported here, so that other commands do not wait for it.
-    from ...util.files import check_folder, publish_folder
     from ..generate import loading, method_table, require_packages, tradeoff
     from ..generate.averages import ClipSet
     from ..generate.flops import UNITS
     from ..metrics.video_quality import find_lpips
+    from ..output import check_folder, publish_folder
     from .progress import step_bars
 
     require_packages()

@@ -45,7 +45,6 @@ def demo(
     from ...config import Config
     from ...hosts import Settings
     from ...hosts.quality import DEFAULT_QUALITY
-    from ...util.files import check_folder, publish_folder
     from ..generate import require_packages
     from ..generate.compare import compare
     from ..generate.comparison import machine
@@ -53,6 +52,7 @@ def demo(
     from ..generate.page import result_files
     from ..generate.run import Request, parse_size
     from ..metrics.video_quality import find_lpips
+    from ..output import check_folder, publish_folder
     from .progress import step_bars
     from .summary import busy, summary
 

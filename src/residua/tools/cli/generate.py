@@ -126,9 +126,9 @@ def _with_vbench(found: Comparison, fps: int, device: str) -> Comparison:
 
 
 def _write(found: Comparison, targets: dict[str, Path], fps: int, command: str, world: int) -> None:
-    from ...util.files import publish_files
     from ..generate.page import comparison_page, report_json
     from ..generate.videos import encode_mp4, to_pixels
+    from ..output import publish_files
     from .summary import summary
 
     made = {targets["sparse"]: encode_mp4(to_pixels(found.sparse.clip.frames), fps)}

@@ -160,8 +160,8 @@ def _run(
     **more: Any,
 ) -> None:
     """Reads captures, studies them, prints tables and findings, and writes everything to the folder."""
-    from ...util.files import check_folder, publish_folder
     from ..capture.captures import read_captures
+    from ..output import check_folder, publish_folder
     from .progress import call_bar
 
     check_folder(out, force, reuse=out in WRITTEN_AGAIN)

@@ -51,11 +51,11 @@ def tune(
     Take the steps of your runs; fewer are faster.
     """
     # Imported here, so that other commands do not wait for it.
-    from ...util.files import publish_files
     from ..generate import loading, require_packages
     from ..generate.tune import Log, make_profile
     from ..generate.tune import tune as search
     from ..metrics.video_quality import find_lpips
+    from ..output import publish_files
     from .progress import step_bars
 
     require_packages()

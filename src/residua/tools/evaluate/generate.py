@@ -12,12 +12,12 @@ import torch
 
 from ...errors import InputError, IntegrationError
 from ...hosts import Report, ReportRow
-from ...util.files import OutputError
 from ..generate import loading
 from ..generate.compare import ClipRun, generate_once, warm_up
 from ..generate.comparison import machine, total_pflops, video_tokens, why_all_dense
 from ..generate.run import Request
 from ..generate.videos import encode_mp4, enlarged, to_pixels
+from ..output import OutputError
 from .records import MADE, STOP, Job, Record, clip_record, reason_of
 from .rows import Row
 from .store import FAILED

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...util import json_text
-from ...util.files import publish_files
+from ..output import publish_files
 from .rows import hash_model
 from .suite import Suite
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...util.files import OutputError
 from ..metrics.physics import clip_physics
 from ..metrics.video_quality import METRICS, Lpips, find_lpips, quality
+from ..output import OutputError
 from .records import STOP, WAITING, Job, Record, reason_of, summary_record
 from .rows import Row
 from .store import DONE, FAILED

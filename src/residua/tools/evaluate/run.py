@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...util.files import publish_folder
 from .. import doctor
 from ..generate.comparison import machine
 from ..generate.loading import WORLD
+from ..output import publish_folder
 from .engine import Engine, StoppedError, started
 from .manifest import check_manifest, read_manifest, write_manifest
 from .records import STOP, Job, Record

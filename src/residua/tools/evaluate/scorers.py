@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from ...errors import InputError
-from ...util.files import publish_files
 from ...util.json_text import is_finite
 from ..metrics.vbench import DIMENSIONS, run_benchmark
+from ..output import publish_files
 from .suite import Suite
 
 MAX_SCORE_BYTES = 256 << 20

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...errors import InputError
-from ...util.files import SCRATCH, OutputError, publish_files
+from ..output import SCRATCH, OutputError, publish_files
 from .manifest import MANIFEST
 from .rows import Row
 

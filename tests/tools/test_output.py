@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from residua.errors import InputError
-from residua.util import files
-from residua.util.files import MARKER, OutputError, check_folder, publish_files, publish_folder
+from residua.tools import output
+from residua.tools.output import MARKER, OutputError, check_folder, publish_files, publish_folder
 from tests.support.interrupt import entries, interrupted_at
 
 
@@ -111,7 +111,7 @@ def test_interrupted_while_writing_leaves_nothing(tmp_path, monkeypatch):
         path.write_bytes(content[:1])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "_write", interrupted)
+    monkeypatch.setattr(output, "_write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publish_folder(tmp_path / "out", {"a.txt": b"aaa"})
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +135,7 @@ def test_ctrl_c_waits_for_the_renames(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         replace(source, target)
 
-    monkeypatch.setattr(files.os, "replace", interrupting)
+    monkeypatch.setattr(output.os, "replace", interrupting)
     with pytest.raises(KeyboardInterrupt):
         publish_folder(tmp_path / "out", {"a.txt": b"a", "b.txt": b"b"})
     assert listing(tmp_path) == ["out"] and listing(tmp_path / "out") == [MARKER, "a.txt", "b.txt"]

@@ -4,7 +4,6 @@ Which keys make up a tile is decided beforehand (schedule.py). Most tiles are fu
 no mask; the few that are cut come after it, then the summary of what is skipped.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -4,7 +4,6 @@ Sums go over the groups in their order, so repeats are bit-identical; `residua.m
 the results mean.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

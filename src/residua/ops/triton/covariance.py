@@ -2,7 +2,6 @@
 and in one pass; among the groups of each neighbourhood, from coordinates, in two passes of which the second finds
 its rows in the cache."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,6 @@
 """What kernels share inside a program: constants, addresses and loads, products that keep the digits of fp32, and
 the online softmax."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math

@@ -3,7 +3,6 @@
 A pass of its own where the attention kernel has no registers left to find both itself.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -5,7 +5,6 @@ where a budget overflows the cells are ranked, by bisection, so no cell is ever 
 ranking, in which the first of two cells of equal priority comes first.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import triton

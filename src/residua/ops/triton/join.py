@@ -1,7 +1,6 @@
 """Attention over the union of two sets of keys, in place: one result in the original order of the rows, the
 other in that of their groups."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import triton

@@ -1,7 +1,6 @@
 """The judge's arithmetic in three launches: errors of the probe rows, the choice of every head, and what it
 switches off. Each would be dozens of small operations."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

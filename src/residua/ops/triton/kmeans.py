@@ -6,7 +6,6 @@ one product: rounding moves a centre by less than its rows are rounded, and the 
 is found exactly. What is not finite counts as 0, and no coordinate as more than fp16 can hold.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

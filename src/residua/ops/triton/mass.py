@@ -1,6 +1,5 @@
 """Exact attention mass of every K/V group at every anchor: the router's scores."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -1,6 +1,5 @@
 """Second moments of sampled rows, in fp32."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,6 @@
 """Channels of the values that hold NaN or Inf: found in one pass without copies, and written as NaN into the output,
 in a pass over it only where there are any."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

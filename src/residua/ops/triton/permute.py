@@ -1,6 +1,5 @@
 """Rows into group-major order."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

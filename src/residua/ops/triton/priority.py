@@ -1,7 +1,6 @@
 """The priority of K/V groups and of cells: what a unit of mass counts in a group, by how far its keys and values are
 spread, and the log of a cell's mass per key weighted by it."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

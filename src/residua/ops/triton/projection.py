@@ -1,6 +1,5 @@
 """Products of all rows with a small matrix: response coordinates, and the probe fit's low-rank correction."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

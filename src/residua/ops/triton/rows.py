@@ -4,7 +4,6 @@ The keys are split so that 64 rows still fill the GPU; the parts are merged in a
 bit-identical.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch
@@ -200,17 +199,10 @@ def _attend(
         groups, kept_start = (0 if kv is None else kv.groups), batch * heads * parts * count
         sizes = (heads, heads // k.shape[1], count, keys, groups, parts, span, tiles, kept_start)
         strides = (rows.stride(), k.stride(), v.stride())
-        blocks = {
-            "D": dim,
-            "DV": value_dim,
-            "BM": size.rows,
-            "BN": size.keys,
-            "BD": padded(dim),
-            "BDV": padded(value_dim),
-        }
+        blocks = {"BM": size.rows, "BN": size.keys, "BD": padded(dim), "BDV": padded(value_dim)}
         kind = {"PRECISION": precision(rows.dtype, width), **size.options}
         rows_kernel[(batch * heads * parts * tiles,)](
-            *tensors, *sizes, *strides, scale * LOG2_E.value, **blocks, **kind
+            *tensors, *sizes, *strides, scale * LOG2_E.value, D=dim, DV=value_dim, **blocks, **kind
         )
     out = torch.empty(sums, batch, heads, count, value_dim, dtype=torch.float32, device=rows.device)
     lse = torch.empty(sums, batch, heads, count, dtype=torch.float32, device=rows.device)

@@ -7,7 +7,6 @@ fill, is a cut tile; those come last: only they need a mask and a third address.
 cut into tall tiles, and into one low tile where what is left is short.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -229,14 +228,8 @@ def tile_rows(ENDS, OFFSETS, NQ, CQ, group, index, ROWS: tl.constexpr, LOW: tl.c
 
 
 def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = True) -> TileSchedule:
-    """The key tiles of every query group and the row tiles of every head.
-
-    Args:
-        route: which cells are computed.
-        tile_rows: rows of a tall tile.
-        tile_keys: keys of a tile.
-        low: whether what is left of a query group may be a tile of half the rows.
-    """
+    """The key tiles of every query group, of `tile_keys` keys, and the row tiles of every head: tall ones of `tile_rows`
+    rows, and, if `low`, one of half as many for what is left of a query group."""
     batch, heads, cq, ck = route.cells.shape
     device, queries = route.cells.device, route.query.order.shape[-1]
     room = key_room(route.kv.order.shape[-1], ck, tile_keys)

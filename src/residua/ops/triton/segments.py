@@ -1,6 +1,5 @@
 """Means of groups as sums over sorted segments: the order of additions is fixed, no float atomics."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -11,7 +11,6 @@ more than the rounding of its members' deviations. The log-weight of a slot belo
 stored: rounded keys are exact at their anchor all the same.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

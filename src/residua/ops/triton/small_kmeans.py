@@ -4,7 +4,6 @@ The sums of a step are products with a one-hot matrix, so the order of additions
 are split into two parts of 16 bits, as in kmeans.py.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch

@@ -5,7 +5,6 @@ program its places; then it puts its tokens there, a block at a time. Only integ
 which programs run changes nothing.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import torch
@@ -81,16 +80,11 @@ def place_kernel(
 def sort_labels(
     labels: Tensor, groups: int, stretch: int = STRETCH, dtype: torch.dtype = torch.long, block: int = BLOCK
 ) -> tuple[Tensor, Tensor]:
-    """Stable order and offsets of labels [G, N] in -1..groups-1.
+    """Stable order and offsets of labels [G, N] of any integer type in -1..groups-1. A program counts the labels
+    of a `stretch` of tokens: many labels want long stretches. It compares the tokens of a `block` with each other: small
+    blocks leave registers for more programs at a time.
 
     -> order [G, N] in `dtype` (label -1 last), offsets [G, groups + 1] int64
-
-    Args:
-        labels: of any integer type.
-        groups: how many labels there are.
-        stretch: tokens of a program. Each counts all labels: many labels want long stretches.
-        dtype: of the order.
-        block: tokens of one comparison. Small ones leave registers for more programs at a time.
     """
     rows, count = labels.shape
     bins = groups + 1  # the last one takes the label -1

@@ -1,7 +1,6 @@
 """The pair budget of every head: the priority of cells, the buckets of nearly equal priority that they fall into, and
 the mass that is left out. `fill.py` then takes the cells."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from collections.abc import Sequence

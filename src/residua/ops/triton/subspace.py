@@ -5,7 +5,6 @@ pivot after the other; the columns shrink in proportion to their eigenvalues, wh
 factor, so fp32 is enough.
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math

@@ -102,27 +102,16 @@ def put_tile(TILES, place, first, split, second, third):
 
 @triton.jit
 def key_tiles_kernel(
-    CELLS,  # [B, H, CQ, C] uint8
-    OFFSETS,  # [B, Hkv, C + 1] int64
-    RUNS,  # [B, H, CQ, max_runs, 2] int32, overwritten
-    TILES,  # [B, H, CQ, room, 4] int32
-    COUNTS,  # [B, H, CQ, 2] int32
-    H,
-    heads_per_kv,
-    CQ,
-    C,
-    max_runs,
-    room,
-    TILE_KEYS: tl.constexpr,
-    BC: tl.constexpr,
+    CELLS, OFFSETS, RUNS, TILES, COUNTS, H, heads_per_kv, CQ, C, room, TILE_KEYS: tl.constexpr, BC: tl.constexpr
 ):
-    """One program: one query group. TILES = its kept keys in tiles of TILE_KEYS, full ones from the front and cut ones
-    from the back, COUNTS how many of each."""
+    """One program: one query group. TILES [B, H, CQ, room, 4] int32 = its kept keys in tiles of TILE_KEYS, full ones
+    from the front and cut ones from the back, COUNTS [B, H, CQ, 2] int32 how many of each. CELLS [B, H, CQ, C] say
+    what is kept, OFFSETS [B, Hkv, C + 1] int64 where; RUNS [B, H, CQ, (C + 1) // 2, 2] int32 are overwritten."""
     row = tl.program_id(0).to(tl.int64)
     head = row // CQ
     CELLS += row * C
     OFFSETS += kv_head_of(head, H, heads_per_kv) * (C + 1)
-    RUNS += row * max_runs * 2
+    RUNS += row * ((C + 1) // 2) * 2
     TILES += row * room * 4
     runs = find_runs(CELLS, OFFSETS, RUNS, C, BC)
     tl.debug_barrier()  # the runs are read by other threads than wrote them
@@ -228,8 +217,8 @@ def tile_rows(ENDS, OFFSETS, NQ, CQ, group, index, ROWS: tl.constexpr, LOW: tl.c
 
 
 def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = True) -> TileSchedule:
-    """The key tiles of every query group, of `tile_keys` keys, and the row tiles of every head: tall ones of `tile_rows`
-    rows, and, if `low`, one of half as many for what is left of a query group."""
+    """The key tiles of every query group, of `tile_keys` keys, and the row tiles of every head: tall ones of
+    `tile_rows` rows, and, if `low`, one of half as many for what is left of a query group."""
     batch, heads, cq, ck = route.cells.shape
     device, queries = route.cells.device, route.query.order.shape[-1]
     room = key_room(route.kv.order.shape[-1], ck, tile_keys)
@@ -240,10 +229,9 @@ def schedule_tiles(route: Route, tile_rows: int, tile_keys: int, low: bool = Tru
     if not ck:  # nothing is kept
         counts.zero_()
     elif counts.numel():
-        max_runs = cdiv(ck, 2)
-        runs = torch.empty(batch, heads, cq, max_runs, 2, dtype=torch.int32, device=device)
+        runs = torch.empty(batch, heads, cq, cdiv(ck, 2), 2, dtype=torch.int32, device=device)
         tensors = (as_bytes(route.cells), route.kv.offsets.contiguous(), runs, key_tiles, counts)
-        sizes = (heads, heads // route.kv.offsets.shape[1], cq, ck, max_runs, room)
+        sizes = (heads, heads // route.kv.offsets.shape[1], cq, ck, room)
         blocks = {"TILE_KEYS": tile_keys, "BC": min(256, padded(ck))}
         key_tiles_kernel[(batch * heads * cq,)](*tensors, *sizes, **blocks, num_warps=1)
     query_offsets, block = route.query.offsets.contiguous(), min(1024, padded(cq + 1))

@@ -80,8 +80,8 @@ def place_kernel(
 def sort_labels(
     labels: Tensor, groups: int, stretch: int = STRETCH, dtype: torch.dtype = torch.long, block: int = BLOCK
 ) -> tuple[Tensor, Tensor]:
-    """Stable order and offsets of labels [G, N] of any integer type in -1..groups-1. A program counts the labels
-    of a `stretch` of tokens: many labels want long stretches. It compares the tokens of a `block` with each other: small
+    """Stable order and offsets of labels [G, N] of any integer type in -1..groups-1. A program counts the labels of a
+    `stretch` of tokens: many labels want long stretches. It compares the tokens of a `block` with each other: small
     blocks leave registers for more programs at a time.
 
     -> order [G, N] in `dtype` (label -1 last), offsets [G, groups + 1] int64

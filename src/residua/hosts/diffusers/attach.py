@@ -2,19 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import torch
 
 from ...errors import IntegrationError
 from .. import HostAttention, ResolvedSettings
+from .dispatch import same
 from .families import Family, supported
-from .hooks import ContextWrap, Mark, ResetWrap, RootHook, wrapped
 from .layer import AttentionLayer, ForwardPass
 from .processors import TaggedProcessor
 from .tracking import Offset, Tracker
 
 MARK = "_residua"
+
+
+class Passenger:
+    """An object of ours that is attached to the model. A copy or pickle of the model is a plain model;
+    `__reduce__` says what takes the object's place in it."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+
+
+class Mark(Passenger):
+    def __reduce__(self) -> Any:
+        return same, (None,)
+
+
+class RootHook(Passenger):
+    """Forward pre-hook of the transformer."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        super().__init__(attachment)
+        self._signature = inspect.signature(type(attachment.model).forward)
+
+    @torch.compiler.disable
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.attachment.active:
+            self.attachment.before_forward(self._signature.bind_partial(module, *args, **kwargs).arguments)
+
+    def __reduce__(self) -> Any:
+        return same, (_no_hook,)
+
+
+class MethodWrap(Passenger):
+    """Wraps a method of the model instance. Not a ModelHook of diffusers: that replaces `forward`, and
+    removing it would undo an offload hook that was added later."""
+
+    def __init__(self, attachment: Attachment, method: str) -> None:
+        super().__init__(attachment)
+        self.original = getattr(attachment.model, method)
+        self.method = method
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        model = self.attachment.model
+        before = vars(model).get(self.method)
+        setattr(model, self.method, self)
+        yield
+        # If somebody wrapped the method again, ours stays underneath and only passes calls on.
+        if vars(model).get(self.method) is self:
+            delattr(model, self.method)
+            if before is not None:
+                setattr(model, self.method, before)
+
+    def __reduce__(self) -> Any:
+        # While the copy is built it has no attributes of its own yet: this finds the method of its class.
+        return getattr, (self.attachment.model, self.method)
+
+
+class ContextWrap(MethodWrap):
+    """Tells the tracker which guidance branch runs."""
+
+    @contextmanager
+    def __call__(self, name: str, **info: Any) -> Iterator[None]:
+        attachment = self.attachment
+        with self.original(name, **info):
+            attachment.tracker.enter(name, info)
+            try:
+                yield
+            except BaseException:
+                attachment.forget()
+                raise
+            finally:
+                attachment.tracker.leave()
+
+
+class ResetWrap(MethodWrap):
+    """Pipelines reset stateful caches when a run ends: this drops our groups as well."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.attachment.forget()
+        return self.original(*args, **kwargs)
 
 
 class Attachment:
@@ -90,7 +173,7 @@ class Attachment:
         self._undo.callback(self.model.register_forward_pre_hook(RootHook(self), with_kwargs=True).remove)
         for method, wrap in (("cache_context", ContextWrap), ("_reset_stateful_cache", ResetWrap)):
             if hasattr(self.model, method):
-                self._undo.enter_context(wrapped(self.model, method, wrap(self, getattr(self.model, method), method)))
+                self._undo.enter_context(wrap(self, method).installed())
         setattr(self.model, MARK, Mark(self))
         self._undo.callback(delattr, self.model, MARK)
 
@@ -145,3 +228,7 @@ def check_parallel(model: Any, family: Family) -> None:
             f"context parallelism is not supported for {family.name}, only for {able}; run it on one device, "
             "or remove() Residua"
         )
+
+
+def _no_hook(*args: Any, **kwargs: Any) -> None:
+    return None

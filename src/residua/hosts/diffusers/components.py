@@ -28,7 +28,7 @@ def transformers_of(target: Any, generic: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in COMPONENTS:
         model = unwrap(held.get(name))
-        if model is not None and not _is_in(found, model):
+        if model is not None and model not in found.values():
             found[name] = model
     if not found:
         raise IntegrationError(
@@ -36,13 +36,9 @@ def transformers_of(target: Any, generic: bool = False) -> dict[str, Any]:
             f"{' or '.join(COMPONENTS)}; supported transformers: {', '.join(sorted(supported()))}"
         )
     for name, model in _beside(held):
-        if not _is_in(found, model) and (find_family(model) is not None or (generic and reachable(model))):
+        if model not in found.values() and (find_family(model) is not None or (generic and reachable(model))):
             found[name] = model
     return found
-
-
-def _is_in(found: dict[str, Any], model: Any) -> bool:
-    return any(model is other for other in found.values())
 
 
 def models_beside(target: Any) -> dict[str, Any]:

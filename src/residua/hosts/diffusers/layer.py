@@ -32,18 +32,17 @@ class ForwardPass:
     elsewhere: bool = False  # another model of the pipeline runs; what is known here is of an earlier pass
 
 
+@dataclass(eq=False)
 class AttentionLayer:
-    """One layer. `backend` is the dense backend that the user chose for it (None: the default of
-    diffusers); `perturbed` says that a hook of diffusers replaces its attention by the values."""
+    """One layer of an accelerated transformer."""
 
-    def __init__(self, host: HostAttention, now: ForwardPass, index: int, name: str, depth: int) -> None:
-        self.host = host
-        self.now = now
-        self.index = index
-        self.name = name
-        self.depth = depth
-        self.backend: Any = None
-        self.perturbed = False
+    host: HostAttention
+    now: ForwardPass
+    index: int
+    name: str
+    depth: int
+    backend: Any = None  # the dense backend that the user chose for it; None: the default of diffusers
+    perturbed: bool = False  # whether a hook of diffusers replaces its attention by the values
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool) -> Tensor:
         """q [B, Nq, H, D], k and v [B, Nk, Hkv, D] -> [B, Nq, H, D]."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import IntegrationError
@@ -10,16 +11,16 @@ from .dispatch import LayerTag, rebind, unbind
 from .layer import AttentionLayer
 
 
+@dataclass(eq=False)
 class TaggedProcessor:
     """The processor of one self-attention module. We tag a copy, because diffusers may share one processor
     between layers, cross-attention included; only a processor with weights is tagged itself."""
 
-    def __init__(self, module: Any, layer: AttentionLayer) -> None:
-        self.module = module
-        self.layer = layer
-        self.original: Any = None
-        self.mine: Any = None
-        self._rebound: Any = None  # the processor's module while its dispatch is rebound
+    module: Any
+    layer: AttentionLayer
+    original: Any = None
+    mine: Any = None
+    _rebound: Any = None  # the processor's module while its dispatch is rebound
 
     def install(self) -> None:
         found = self.module.processor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,20 +15,13 @@ from ..site import Grid, Pass, noise_removed
 logger = logging.getLogger("residua.hosts.diffusers")
 
 
+@dataclass
 class Offset:
     """Where in the schedule the run began. Shared by the transformers of a pipeline, because the second one
     of Wan2.2 never sees the beginning."""
 
-    def __init__(self) -> None:
-        self._schedule: Any = None
-        self._steps = 0
-
-    def learn(self, schedule: Any, steps: int) -> None:
-        self._schedule, self._steps = schedule, steps
-
-    def of(self, schedule: Any) -> int | None:
-        """Steps of this schedule that the run skipped; None if its beginning was not seen."""
-        return self._steps if schedule is not None and self._schedule is schedule else None
+    schedule: Any = None  # None: no beginning was seen
+    steps: int = 0  # that the run skipped
 
 
 class Tracker:
@@ -109,7 +103,8 @@ class Tracker:
         if self._counted:
             # The first index after the run began, so this is at least the second step. Video-to-video may
             # begin in the middle of the schedule.
-            self._shared.learn(self._schedule, int(index) - max(1, self._count(timestep)))
+            steps = int(index) - max(1, self._count(timestep))
+            self._shared.schedule, self._shared.steps = self._schedule, steps
             self._counted = False
         self._index, self._timestep = index, timestep
         return max(0, int(index) - self._offset())
@@ -162,8 +157,9 @@ class Tracker:
         return self._changes
 
     def _offset(self) -> int:
-        told = self._shared.of(self._schedule)
-        return int(getattr(self._scheduler(), "begin_index", None) or 0) if told is None else told
+        if self._schedule is not None and self._shared.schedule is self._schedule:
+            return self._shared.steps
+        return int(getattr(self._scheduler(), "begin_index", None) or 0)
 
     def in_run_of(self, other: Tracker) -> bool:
         """Whether this transformer has run in the present run of another one of its pipeline."""

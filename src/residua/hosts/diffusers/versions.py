@@ -13,8 +13,7 @@ logger = logging.getLogger("residua.hosts.diffusers")
 _warned: set[str] = set()  # versions
 
 OLDEST, NEWEST = (0, 36), (0, 42)  # the versions that the tests run with
-DISPATCH = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-DISPATCH_KEYWORDS = ("attention_kwargs", "backend", "parallel_config")
+DISPATCH = "query key value attn_mask dropout_p is_causal scale enable_gqa attention_kwargs backend parallel_config"
 
 
 def require_diffusers() -> Any:
@@ -56,7 +55,7 @@ def check_parts() -> None:
     ]
     if not missing:
         known = inspect.signature(attention_dispatch.dispatch_attention_fn).parameters
-        missing = [f"dispatch_attention_fn({name})" for name in DISPATCH + DISPATCH_KEYWORDS if name not in known]
+        missing = [f"dispatch_attention_fn({name})" for name in DISPATCH.split() if name not in known]
     if missing:
         raise IntegrationError(
             f"diffusers {diffusers.__version__} has no {', '.join(missing)} in models/attention_dispatch; "

@@ -6,18 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from .base import Family, Grid, Preset, patch_of, patched_grid, register
 from .processor import OwnProcessor
 
 
 class CosmosProcessor(OwnProcessor):
-    def rotate(self, x: Tensor, rotary: Any) -> Tensor:
-        from diffusers.models.embeddings import apply_rotary_emb
-
-        rotated: Any = apply_rotary_emb(x, rotary, use_real_unbind_dim=-2, sequence_dim=1)
-        return rotated
+    rotary_unbind_dim = -2
 
 
 @register

@@ -20,6 +20,7 @@ class OwnProcessor:
     # The names that diffusers' set_attention_backend and enable_parallelism look for.
     _attention_backend: Any = None
     _parallel_config: Any = None
+    rotary_unbind_dim = -1  # the two numbers that are rotated together are neighbours; -2: lie in two halves
 
     def __init__(self, original: Any) -> None:
         self._residua_original = original
@@ -58,7 +59,7 @@ class OwnProcessor:
         """Rotary embedding of queries or keys.  # [B, N, H, D]"""
         from diffusers.models.embeddings import apply_rotary_emb
 
-        rotated: Any = apply_rotary_emb(x, rotary, sequence_dim=1)
+        rotated: Any = apply_rotary_emb(x, rotary, use_real_unbind_dim=self.rotary_unbind_dim, sequence_dim=1)
         return rotated
 
     def attend_joint(self, attn: Any, video: Tensor, text: Tensor, rotary: Any = None, text_mask: Any = None) -> Any:

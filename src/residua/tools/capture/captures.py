@@ -56,6 +56,9 @@ class CapturedCall:
     keys: int
     head_dim: int
 
+    def __str__(self) -> str:
+        return f"{self.model} {self.name}"
+
     @property
     def name(self) -> str:
         parts = [f"L{self.layer}", f"H{self.head}"]

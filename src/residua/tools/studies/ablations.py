@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...config import Config
-from ...types import Grouping, Probes
+from ...types import Probes
 from ..capture.captures import CapturedCall
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
@@ -25,10 +25,11 @@ from .study import (
     by_model,
     columns_of,
     compared,
-    few,
+    curves_of,
     make_page,
     of,
     settings_of,
+    some,
     watched,
 )
 from .subject import Sparse, Subject
@@ -79,19 +80,19 @@ class Ablation:
         """Table 2."""
         subject, count = self.subject, self.sizes.probes
         semantic = subject.sparse(self._config("semantic"))
-        key_response = subject.sparse(self._config("key-response"))
         own = subject.probes(semantic.grouping, count, "stratified")
-        hard = {SEMANTIC: semantic, KEY_RESPONSE: key_response, RESPONSE: self.response}
-        reconstructed = {
+        variants: dict[str, tuple[Sparse, Probes | None]] = {
+            SEMANTIC: (semantic, None),
+            KEY_RESPONSE: (subject.sparse(self._config("key-response")), None),
+            RESPONSE: (self.response, None),
             SEMANTIC_RECONSTRUCTED: (semantic, self.probes),
             OWN_PROBES: (semantic, own),
             SPARSEPR: (self.response, self.probes),
         }
-        for setting, sparse in hard.items():
-            yield self._result(PARTITION_TABLE, setting, subject.errors(sparse.out, self.probes, own), sparse, 0)
-        for setting, (sparse, probes) in reconstructed.items():
-            errors = subject.errors(self._reconstructed(sparse, probes), self.probes, own)
-            yield self._result(PARTITION_TABLE, setting, errors, sparse, count)
+        for setting, (sparse, probes) in variants.items():
+            out = sparse.out if probes is None else self._reconstructed(sparse, probes)
+            errors = subject.errors(out, self.probes, own)
+            yield self._result(PARTITION_TABLE, setting, errors, sparse, 0 if probes is None else count)
 
     def density_sweep(self, densities: Sequence[float] = DENSITIES) -> Iterator[Result]:
         """Table 3; the setting is `method @ density`."""
@@ -100,15 +101,11 @@ class Ablation:
             response = self._config("response", density)
             kept = subject.sizes(response).probes
             probes = subject.probes(subject.group(response), kept, "stratified")
-            for partition, hard, reconstructed in (
-                ("semantic", SEMANTIC, SEMANTIC_RECONSTRUCTED),
-                ("response", RESPONSE, SPARSEPR),
-            ):
+            methods = {"semantic": (SEMANTIC, SEMANTIC_RECONSTRUCTED), "response": (RESPONSE, SPARSEPR)}
+            for partition, (hard, reconstructed) in methods.items():
                 sparse = subject.sparse(self._config(partition, density))
-                for method, out, count in (
-                    (hard, sparse.out, 0),
-                    (reconstructed, self._reconstructed(sparse, probes), kept),
-                ):
+                outs = {hard: (sparse.out, 0), reconstructed: (self._reconstructed(sparse, probes), kept)}
+                for method, (out, count) in outs.items():
                     errors = subject.errors(out, probes)
                     yield self._result(DENSITY_TABLE, f"{method} @ {density:g}", errors, sparse, count)
 
@@ -154,23 +151,19 @@ class Ablation:
         for rank in RANKS:
             if rank <= min(subject.call.v.shape[-1], self.sizes.probes):
                 errors = subject.errors(self._reconstructed(self.response, self.probes, rank), self.probes)
-                count = self.sizes.probes
-                yield self._result(RANK_TABLE, f"{rank}", errors, self.response, count)
+                yield self._result(RANK_TABLE, f"{rank}", errors, self.response, self.sizes.probes)
 
     def iterations(self, earlier: tuple[Tensor, Tensor] | None) -> Iterator[Result]:
         """K-means steps from a cold start, and from the centroids of an earlier step of the same layer."""
         subject, base = self.subject, self._config("response")
-        for steps in COLD_STEPS:
-            config = base.replace(kmeans_cold=steps)
-            yield from self._iterated(f"cold, {steps}", subject.group(config))
-        for steps in WARM_STEPS if earlier is not None else ():
-            config = base.replace(kmeans_warm=steps)
-            yield from self._iterated(f"warm, {steps}", subject.group(config, earlier))
-
-    def _iterated(self, setting: str, grouping: Grouping) -> Iterator[Result]:
-        sparse = self.subject.sparse(self._config("response"), grouping)
-        errors = self.subject.errors(self._reconstructed(sparse, self.probes), self.probes)
-        yield self._result(ITERATION_TABLE, setting, errors, sparse, self.sizes.probes)
+        changed = {f"cold, {steps}": base.replace(kmeans_cold=steps) for steps in COLD_STEPS}
+        if earlier is not None:
+            changed |= {f"warm, {steps}": base.replace(kmeans_warm=steps) for steps in WARM_STEPS}
+        for setting, config in changed.items():
+            start = earlier if setting.startswith("warm") else None
+            sparse = subject.sparse(base, subject.group(config, start))
+            errors = subject.errors(self._reconstructed(sparse, self.probes), self.probes)
+            yield self._result(ITERATION_TABLE, setting, errors, sparse, self.sizes.probes)
 
     @property
     def centroids(self) -> tuple[Tensor, Tensor]:
@@ -205,11 +198,11 @@ def lattice(grid: tuple[int, int, int], count: int) -> Tensor:
 
 def in_order(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
     """Sorted so that the calls of a layer are together, in the order of their steps."""
-    return sorted(calls, key=lambda call: (call.model, str(call.layer), call.head, call.branch, call.step or 0))
+    return sorted(calls, key=lambda call: (*series(call), call.step or 0))
 
 
-def series(call: CapturedCall) -> tuple[str, int | str, int, str]:
-    return call.model, call.layer, call.head, call.branch
+def series(call: CapturedCall) -> tuple[str, str, int, str]:
+    return call.model, str(call.layer), call.head, call.branch
 
 
 @torch.no_grad()
@@ -238,7 +231,7 @@ def measure(
 def ablate(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
 ) -> Page:
-    chosen = few(calls) if quick else list(calls)
+    chosen = some(calls, quick)
     results = measure(chosen, config, quick, watch)
     return make_page(
         chosen,
@@ -282,36 +275,23 @@ def pictures(results: Sequence[Result], density: float) -> list[Picture]:
     def error(table: str, setting: str, model: str, place: int) -> float:
         return average(of(results, table, setting, model))[place]
 
-    models, kinds = columns_of(results), list(enumerate(ERRORS))
-    settings = [SEMANTIC, KEY_RESPONSE, RESPONSE, SEMANTIC_RECONSTRUCTED, SPARSEPR]
-    groups = {
-        f"{kind} of the row error": {
-            model: {setting: error(PARTITION_TABLE, setting, model, place) for setting in settings} for model in models
-        }
-        for place, kind in kinds
-    }
-    methods, densities = density_settings(results)
-    panels = {
-        f"{model}: {kind}": {
-            method: [(100 * float(d), error(DENSITY_TABLE, f"{method} @ {d}", model, place)) for d in densities]
-            for method in methods
-        }
-        for model in models
-        for place, kind in kinds
-    }
+    def bars(place: int) -> dict[str, dict[str, float]]:
+        settings = (SEMANTIC, KEY_RESPONSE, RESPONSE, SEMANTIC_RECONSTRUCTED, SPARSEPR)
+        return {m: {setting: error(PARTITION_TABLE, setting, m, place) for setting in settings} for m in models}
+
+    def curve(method: str, model: str, place: int) -> list[tuple[float, float]]:
+        return [(100 * float(d), error(DENSITY_TABLE, f"{method} @ {d}", model, place)) for d in densities]
+
+    models, (methods, densities) = columns_of(results), density_settings(results)
+    groups = {f"{kind} of the row error": bars(place) for place, kind in enumerate(ERRORS)}
+    panels = curves_of(models, methods, curve)
+    by_partition = figure.bars(groups, "row error", SPARSEPR)
+    by_density = figure.curves(panels, "executed pairs, %", "row error", marker_at=100 * density, residua=[SPARSEPR])
+    same = "Row error, unprobed rows, same routed pairs."
+    both = "Executed pairs include probe rows. The dashed line is the density of the other tables."
     return [
-        Picture(
-            "partition",
-            "Partition and reconstruction",
-            "Row error, unprobed rows, same routed pairs.",
-            figure.bars(groups, "row error", SPARSEPR),
-        ),
-        Picture(
-            "density",
-            "Error over density",
-            "Executed pairs include probe rows. The dashed line is the density of the other tables.",
-            figure.curves(panels, "executed pairs, %", "row error", marker_at=100 * density, residua=[SPARSEPR]),
-        ),
+        Picture("partition", "Partition and reconstruction", same, by_partition),
+        Picture("density", "Error over density", both, by_density),
     ]
 
 
@@ -320,15 +300,16 @@ def density_tables(results: Sequence[Result]) -> list[Table]:
     methods, densities = density_settings(results)
     columns = ("method", *(share(float(density), 0) for density in densities))
     note = "Mean / p99. Hard drop leaves the probes' share of the pairs unused, so that routes are matched."
-    tables = []
-    for model in columns_of(results):
-        rows = []
-        for method in methods:
-            found = [average(of(results, DENSITY_TABLE, f"{method} @ {d}", model)) for d in densities]
-            rows.append((method, *(pair(mean, p99) for mean, p99, _ in found)))
-        title = f"Density of executed pairs (Table 3): {model}"
-        tables.append(Table(title, columns, tuple(rows), note, SPARSEPR))
-    return tables
+
+    def row(method: str, model: str) -> tuple[str, ...]:
+        found = [average(of(results, DENSITY_TABLE, f"{method} @ {d}", model)) for d in densities]
+        return method, *(pair(mean, p99) for mean, p99, _ in found)
+
+    title = "Density of executed pairs (Table 3)"
+    return [
+        Table(f"{title}: {model}", columns, tuple(row(method, model) for method in methods), note, SPARSEPR)
+        for model in columns_of(results)
+    ]
 
 
 def ablation_tables(results: Sequence[Result]) -> list[Table]:
@@ -340,15 +321,9 @@ def ablation_tables(results: Sequence[Result]) -> list[Table]:
     )
     partition, probes = "Partition and reconstruction (Table 2)", "Probe selection and estimator (Table 4)"
     same_route = f"{unprobed} Same route"
+    same_pairs = f"{unprobed} Same routed pairs everywhere; {own}"
     tables = [
-        by_model(
-            results,
-            PARTITION_TABLE,
-            partition,
-            "configuration",
-            f"{unprobed} Same routed pairs everywhere; {own}",
-            SPARSEPR,
-        ),
+        by_model(results, PARTITION_TABLE, partition, "configuration", same_pairs, SPARSEPR),
         *density_tables(results),
         by_model(results, PROBE_TABLE, probes, "configuration", f"{unprobed} Response-coupled partition, same route."),
         by_model(results, COUNT_TABLE, "Probe rows", "probes", f"{same_route}."),

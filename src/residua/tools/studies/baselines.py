@@ -4,7 +4,7 @@ products, time."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 
@@ -162,16 +162,10 @@ def measure_all(
     watch: Watch | None = None,
 ) -> tuple[list[Measurement], list[Refusal]]:
     """Every method on every call."""
-    found: list[Measurement] = []
-    refused: dict[tuple[str, str], Refusal] = {}
     warm_up(calls[0], methods, config)
-    for captured in watched(calls, watch):
-        for item in measure(captured, methods, config, repeats):
-            if isinstance(item, Refusal):
-                refused[item.model, item.method] = item
-            else:
-                found.append(item)
-    return found, list(refused.values())
+    both = [item for captured in watched(calls, watch) for item in measure(captured, methods, config, repeats)]
+    refused = {(item.model, item.method): item for item in both if isinstance(item, Refusal)}
+    return [item for item in both if isinstance(item, Measurement)], list(refused.values())
 
 
 def by_method(found: Sequence[Measurement], model: str) -> dict[str, list[Measurement]]:
@@ -195,18 +189,14 @@ def won(method: str, items: Sequence[Measurement], paper: Sequence[Measurement])
 
 def error_table(found: Sequence[Measurement], refused: Sequence[Refusal], model: str) -> Table:
     names, methods = ("mean", "p99", "held_out_mean", "held_out_p99"), by_method(found, model)
-    rows = tuple(
-        (
-            METHODS[method].title,
-            *(f"{average(items, name):.4f}" for name in names),
-            won(method, items, methods.get(PAPER, [])),
-        )
-        for method, items in methods.items()
-    )
+    rows = []
+    for method, items in methods.items():
+        errors = [f"{average(items, name):.4f}" for name in names]
+        rows.append((METHODS[method].title, *errors, won(method, items, methods.get(PAPER, []))))
     calls = len({item.call for item in found if item.model == model})
     left_out = [f"Not run: {METHODS[r.method].title}: {r.reason}." for r in refused if r.model == model]
     note = " ".join([ERROR_NOTE, *left_out])
-    return Table(f"{model}, {calls} calls: error", ERROR_COLUMNS, rows, note, METHODS[OURS].title)
+    return Table(f"{model}, {calls} calls: error", ERROR_COLUMNS, tuple(rows), note, METHODS[OURS].title)
 
 
 def cost_table(found: Sequence[Measurement], model: str, target: float) -> Table:
@@ -224,17 +214,14 @@ def cost_table(found: Sequence[Measurement], model: str, target: float) -> Table
         "grouping": averages("grouping", 0),
         "CPU ms": [f"{1e3 * median(item.cpu_seconds for item in items):.0f}" for items in methods.values()],
     }
-    names, note = (
-        [METHODS[method].title for method in methods],
-        " ".join([COST_NOTE, *over_target(found, model, target)]),
-    )
+    names, note = [METHODS[method].title for method in methods], " ".join([COST_NOTE, *over_target(methods, target)])
     return Table.filled(f"{model}: cost", "method", names, columns, note, METHODS[OURS].title)
 
 
-def over_target(found: Sequence[Measurement], model: str, target: float) -> Iterator[str]:
+def over_target(methods: Mapping[str, Sequence[Measurement]], target: float) -> Iterator[str]:
     """Notes about calls above the target: every query group keeps at least one cell, which can exceed a small budget on
     a short call."""
-    for method, items in by_method(found, model).items():
+    for method, items in methods.items():
         over = [item.charged for item in items if item.charged > target + 1e-9]
         if over and method != "dense":
             most = f"in {len(over)} of {len(items)} calls, by {share(max(over) - target, 2)} at most"
@@ -246,11 +233,8 @@ def findings(found: Sequence[Measurement]) -> list[Finding]:
     that of all usable ones."""
     made = []
     for model in models_of(found):
-        errors = {
-            method: average(items, "held_out_mean")
-            for method, items in by_method(found, model).items()
-            if not METHODS[method].reference
-        }
+        usable = {name: items for name, items in by_method(found, model).items() if not METHODS[name].reference}
+        errors = {method: average(items, "held_out_mean") for method, items in usable.items()}
         published = {method: error for method, error in errors.items() if method not in (OURS, *VARIANTS)}
         made += [*_smallest(model, PAPER, published, "baseline"), *_smallest(model, OURS, errors, "other method")]
     return made
@@ -271,11 +255,11 @@ def _smallest(model: str, method: str, errors: dict[str, float], kind: str) -> l
 def picture(found: Sequence[Measurement]) -> Picture:
     """Errors as bars, the best at the top, a panel per model, with the CPU time at each; without dense attention, which
     has no error."""
-    panels = {}
-    for model in models_of(found):
-        panels[model] = [
-            _bar(METHODS[method], items) for method, items in by_method(found, model).items() if method != "dense"
-        ]
+    measured = [item for item in found if item.method != "dense"]
+    panels = {
+        model: [_bar(METHODS[method], items) for method, items in by_method(measured, model).items()]
+        for model in models_of(found)
+    }
     references = [method.title for method in METHODS.values() if method.reference]
     caption = (
         "Mean over the calls of a model, on rows that no method has probed; CPU time of the whole method. "
@@ -304,11 +288,9 @@ def compare_baselines(
     found, refused = measure_all(chosen, methods, config, repeats, watch)
     names = list(dict.fromkeys(item.method for item in found))
     groups = (config.query_groups, config.kv_groups)
-    tables = [
-        table
-        for model in models_of(found)
-        for table in (error_table(found, refused, model), cost_table(found, model, config.density))
-    ]
+    tables: list[Table] = []
+    for model in models_of(found):
+        tables += [error_table(found, refused, model), cost_table(found, model, config.density)]
     return Page(
         title=f"Training-free methods at {config.density:.0%} of the pairs",
         lead=(

@@ -24,7 +24,7 @@ from ..reports import figure
 from ..reports.page import Finding, Page, Picture
 from ..reports.table import Table, pair, share
 from .estimates import FACTOR, USUALLY, Estimates
-from .study import ERRORS, Watch, decided, make_page, models_of
+from .study import Watch, curves_of, decided, make_page, models_of, watched
 from .subject import dense_rows
 
 DENSITIES = (0.02, 0.03, 0.05, 0.08)
@@ -169,14 +169,7 @@ def measure(
     for layer in layers_of(calls):
         by_model[layer.model].append(layer)
     work = [(layers, *item) for layers in by_model.values() for item in settings(config, densities).items()]
-    results = []
-    for place, (layers, setting, changed) in enumerate(work):
-        if watch is not None:
-            watch(place, len(work), f"{layers[0].model}, {setting}")
-        results.append(run(layers, setting, changed))
-    if watch is not None:
-        watch(len(work), len(work), "done")
-    return results
+    return [run(*piece) for piece in watched(work, watch, lambda piece: f"{piece[0][0].model}, {piece[1]}")]
 
 
 def compare_budgets(
@@ -229,17 +222,13 @@ def budget_table(results: Sequence[SettingRun], model: str) -> Table:
 
 def findings(results: Sequence[SettingRun]) -> list[Finding]:
     found = []
-    by_setting = {(item.model, item.setting): item for item in results}
     for density, (mean, p99) in WANTED.items():
         claim = (
             f"Shared, {share(density, 0)} in all: at most {mean:g} x the mean error of the paper's method at "
             f"{share(PAPER_DENSITY, 0)}, and {p99:g} x its p99"
         )
-        both = [
-            (by_setting[model, shared(density)], _strongest_paper(results, model))
-            for model in models_of(results)
-            if (model, shared(density)) in by_setting
-        ]
+        ours_of = [item for item in results if item.setting == shared(density)]
+        both = [(ours, _strongest_paper(results, ours.model)) for ours in ours_of]
         if not both:
             found.append(Finding(claim, None, "not measured"))
             continue
@@ -259,11 +248,8 @@ def _strongest_paper(results: Sequence[SettingRun], model: str) -> SettingRun:
 def _sharing(results: Sequence[SettingRun]) -> Finding:
     claim = "A shared budget has less mean error than the same density for every head, at no more cost"
     by_setting = {(item.model, item.setting): item for item in results}
-    both = [
-        (ours, by_setting[model, fixed(ours.density)])
-        for (model, setting), ours in by_setting.items()
-        if setting == shared(ours.density)
-    ]
+    sharing = [item for item in results if item.setting == shared(item.density)]
+    both = [(ours, by_setting[ours.model, fixed(ours.density)]) for ours in sharing]
     evidence = "; ".join(
         f"{share(ours.density, 0)}: {ours.mean:.4f} against {other.mean:.4f} (cost {share(ours.cost)} and "
         f"{share(other.cost)})"
@@ -281,20 +267,17 @@ def _estimating(results: Sequence[SettingRun]) -> Finding:
 
 
 def _picture(results: Sequence[SettingRun]) -> Picture:
-    def curve(model: str, name: str, error: str) -> list[tuple[float, float]]:
-        runs = [item for item in results if item.model == model and item.setting.split(" @")[0] == name]
-        return sorted((100 * item.cost, getattr(item, error)) for item in runs)
-
     names = {
-        "shared": "shared budget",
-        "fixed": "the same for each head",
-        PAPER: "the paper's at 22 %",
-        FINER: "the paper's at 22 %, 300 x 1000 groups",
+        "shared budget": "shared",
+        "the same for each head": "fixed",
+        "the paper's at 22 %": PAPER,
+        "the paper's at 22 %, 300 x 1000 groups": FINER,
     }
-    panels = {
-        f"{model}: {error}": {title: curve(model, name, error) for name, title in names.items()}
-        for model in models_of(results)
-        for error in ERRORS
-    }
-    drawing = figure.curves(panels, "cost, % of dense attention", "row error", log=True, residua=[names["shared"]])
+
+    def curve(title: str, model: str, place: int) -> list[tuple[float, float]]:
+        runs = [item for item in results if item.model == model and item.setting.split(" @")[0] == names[title]]
+        return sorted((100 * item.cost, (item.mean, item.p99)[place]) for item in runs)
+
+    panels = curves_of(models_of(results), names, curve)
+    drawing = figure.curves(panels, "cost, % of dense attention", "row error", log=True, residua=["shared budget"])
     return Picture("budgets", "Error over cost", "Over the rows of all heads.", drawing)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..capture.captures import CapturedCall
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
 from ..reports.table import Table, share
-from .study import Watch, decided, few, make_page, models_of, watched
+from .study import Watch, decided, make_page, models_of, some, watched
 from .subject import CHUNK_PAIRS, Sparse, Subject
 
 PARTITIONS = ("semantic", "response")
@@ -128,9 +129,8 @@ def fidelity(subject: Subject, partition: str, density: float) -> Fidelity:
     sparse = subject.sparse(subject.config.replace(partition=partition, density=density))
     retained = (sparse.lse - subject.dense_lse)[0, 0, subject.rows].double().exp().clamp(max=1.0)
     mean, p99 = subject.errors(sparse.out)
-    return Fidelity(
-        partition, density, sparse.density, float(retained.mean()), mean, p99, identity_gap(subject, sparse)
-    )
+    gap = identity_gap(subject, sparse)
+    return Fidelity(partition, density, sparse.density, float(retained.mean()), mean, p99, gap)
 
 
 def identity_gap(subject: Subject, sparse: Sparse, rows: int = IDENTITY_ROWS) -> float:
@@ -179,14 +179,10 @@ class Observed:
         return self.affines["response"].orthogonal / self.affines["semantic"].orthogonal
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.captured.model,
-            "call": self.captured.name,
-            "tokens": self.captured.tokens,
-            "support": {
-                name: {"row_median": found.row_median, "pooled_median": found.pooled_median}
-                for name, found in self.supports.items()
-            },
+        call = {"model": self.captured.model, "call": self.captured.name, "tokens": self.captured.tokens}
+        medians = ("row_median", "pooled_median")
+        return call | {
+            "support": {name: {x: getattr(found, x) for x in medians} for name, found in self.supports.items()},
             "fidelity": [vars(found) for found in self.fidelities],
             "affine": {name: {**vars(found), "explained": found.explained} for name, found in self.affines.items()},
         }
@@ -208,7 +204,7 @@ def analyze(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
 ) -> Page:
     """Observes every call (a few with `quick`) and writes the report."""
-    chosen = few(calls) if quick else list(calls)
+    chosen = some(calls, quick)
     densities = tuple(sorted({config.density} if quick else {*DENSITIES, config.density}))
     found = [observe(captured, config, densities, 16 if quick else 64) for captured in watched(chosen, watch)]
     return make_page(
@@ -302,7 +298,7 @@ def call_table(found: Sequence[Observed]) -> Table:
     return Table.filled(
         "Call by call",
         "call",
-        [f"{item.captured.model} {item.captured.name}" for item in found],
+        [str(item.captured) for item in found],
         {
             "row": [share(item.supports["semantic"].row_median) for item in found],
             **{f"pooled, {name}": [share(x.supports[name].pooled_median) for x in found] for name in PARTITIONS},
@@ -314,47 +310,40 @@ def call_table(found: Sequence[Observed]) -> Table:
 
 def pictures(found: Sequence[Observed]) -> list[Picture]:
     models = per_model(found)
-    points = {
-        name: {
-            model: [point for item in items for point in item.supports[name].points] for model, items in models.items()
-        }
-        for name in PARTITIONS
-    }
+
+    def supports(items: Sequence[Observed], partition: str) -> list[tuple[float, float]]:
+        return [point for item in items for point in item.supports[partition].points]
+
+    points = {name: {model: supports(items, name) for model, items in models.items()} for name in PARTITIONS}
     drawn = []
     if all(pairs for of_model in points.values() for pairs in of_model.values()):
-        drawn.append(
-            Picture(
-                "support",
-                "Support of rows and of groups of rows",
-                f"A point is a query group: the median share of keys that one of its rows needs for "
-                f"{MASS:.0%} of its mass, and the share that {MEMBERS} of its rows need together. On the "
-                "dashed line all rows need the same keys.",
-                figure.support_scatter(points),
-            )
+        caption = (
+            f"A point is a query group: the median share of keys that one of its rows needs for {MASS:.0%} of its "
+            f"mass, and the share that {MEMBERS} of its rows need together. On the dashed line all rows need the same "
+            "keys."
         )
-    errors = {
-        model: [(1 - one.retained, one.p99) for item in items for one in item.fidelities if one.partition == "semantic"]
-        for model, items in models.items()
-    }
+        title = "Support of rows and of groups of rows"
+        drawn.append(Picture("support", title, caption, figure.support_scatter(points)))
+    errors = {model: [(1 - one.retained, one.p99) for one in _semantic(items)] for model, items in models.items()}
     caption = "A point is a call at one density, semantic groups, hard drop. Equal mass is not equal error."
     drawn.append(Picture("mass", "Skipped mass against p99 error", caption, figure.mass_against_error(errors)))
     return drawn
 
 
+def _semantic(found: Sequence[Observed]) -> list[Fidelity]:
+    return [one for item in found for one in item.fidelities if one.partition == "semantic"]
+
+
 def findings(found: Sequence[Observed]) -> list[Finding]:
     expansions = [item.supports["semantic"].pooled_median / item.supports["semantic"].row_median for item in found]
     worst = max(one.identity for item in found for one in item.fidelities)
-    gap, evidence = _unlike(found)
+    middle = median(expansions)
+    expanded = f"median expansion {middle:.2f}, from {min(expansions):.2f} to {max(expansions):.2f}"
+    largest = f"largest relative gap {worst:.1e}, fp32 outputs"
     return [
-        Finding(
-            "O1: a shared route needs more keys than its rows",
-            median(expansions) > 1.0,
-            f"median expansion {median(expansions):.2f}, from {min(expansions):.2f} to {max(expansions):.2f}",
-        ),
-        Finding("O2: routes that keep the same mass differ in their error", gap, evidence),
-        Finding(
-            "O2: R = p_U (O_U - O_sp)", worst < 1e-4, f"largest relative gap {worst:.1e}, fp32 outputs", any_length=True
-        ),
+        Finding("O1: a shared route needs more keys than its rows", middle > 1.0, expanded),
+        Finding("O2: routes that keep the same mass differ in their error", *_unlike(found)),
+        Finding("O2: R = p_U (O_U - O_sp)", worst < 1e-4, largest, any_length=True),
         *_affine_findings(found),
     ]
 
@@ -366,13 +355,10 @@ def _affine_findings(found: Sequence[Observed]) -> list[Finding]:
         pairs = [(item.affines["semantic"], item.affines["response"]) for item in items]
         explained[model] = [after.explained - before.explained for before, after in pairs]
         energy[model] = [1 - item.energy_ratio for item in items]
-    more, less = (
-        "O3: response-coupled groups leave a more affine residual",
-        "O3: and less energy outside the affine space",
-    )
+    more, less = "response-coupled groups leave a more affine residual", "and less energy outside the affine space"
     return [
-        _over_models(more, explained, fmean, lambda gain: f"{100 * gain:+.1f} points, up"),
-        _over_models(less, energy, median, lambda gain: f"x {1 - gain:.3f}, down"),
+        _over_models(f"O3: {more}", explained, fmean, lambda gain: f"{100 * gain:+.1f} points, up"),
+        _over_models(f"O3: {less}", energy, median, lambda gain: f"x {1 - gain:.3f}, down"),
     ]
 
 
@@ -396,14 +382,12 @@ def _over_models(
 
 def _unlike(found: Sequence[Observed]) -> tuple[bool | None, str]:
     """The largest ratio of p99 errors between two routes that keep about the same mass."""
-    points = [one for item in found for one in item.fidelities if one.partition == "semantic"]
     best, pair = 1.0, None
-    for one in points:
-        for other in points:
-            omitted, others = 1 - one.retained, 1 - other.retained
-            alike = abs(omitted - others) <= ALIKE * min(omitted, others)
-            if alike and one.p99 > best * other.p99 > 0:
-                best, pair = one.p99 / other.p99, (one, other)
+    for one, other in product(_semantic(found), repeat=2):
+        omitted, others = 1 - one.retained, 1 - other.retained
+        alike = abs(omitted - others) <= ALIKE * min(omitted, others)
+        if alike and one.p99 > best * other.p99 > 0:
+            best, pair = one.p99 / other.p99, (one, other)
     if pair is None:
         return None, "no two routes keep about the same mass"
     text = (

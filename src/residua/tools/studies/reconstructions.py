@@ -21,18 +21,18 @@ from ..reports.table import Table, share
 from .estimates import FACTOR, USUALLY, Estimates, comparable
 from .study import (
     ALL,
-    ERRORS,
     Result,
     Watch,
     average,
     columns_of,
+    curves_of,
     decided,
-    few,
     make_page,
     models_of,
     of,
     rows_of,
     settings_of,
+    some,
     watched,
 )
 from .subject import Subject
@@ -96,30 +96,14 @@ class Bench:
             yield self.run(INGREDIENTS, setting, changed)
 
     def run(self, table: str, setting: str, config: Config) -> Run:
-        (mean, p99), receipt = self._measured(config)
-        captured = self.subject.captured
-        return Run(
-            table,
-            setting,
-            captured.model,
-            captured.name,
-            mean,
-            p99,
-            receipt.density,
-            config.density,
-            captured.tokens,
-            receipt.cost,
-            receipt.error,
-            ", ".join(name for name, heads in receipt.chosen.items() if heads),
-            receipt.notes,
-        )
-
-    def _measured(self, config: Config) -> tuple[tuple[float, float], Receipt]:
-        key = as_resolved(config, self.subject.sizes(config))
+        key, captured = as_resolved(config, self.subject.sizes(config)), self.subject.captured
         if key not in self._done:
             out, receipt = self.subject.attend(config)
             self._done[key] = self.subject.errors_at(out, probed(receipt)), receipt
-        return self._done[key]
+        errors, receipt = self._done[key]
+        chosen = ", ".join(name for name, heads in receipt.chosen.items() if heads)
+        call = (captured.model, captured.name, *errors, receipt.density, config.density, captured.tokens)
+        return Run(table, setting, *call, receipt.cost, receipt.error, chosen, receipt.notes)
 
 
 def probed(receipt: Receipt) -> Tensor:
@@ -176,7 +160,7 @@ def measure(
 def compare_reconstructions(
     calls: Sequence[CapturedCall], config: Config, command: str, quick: bool = False, watch: Watch | None = None
 ) -> Page:
-    chosen = few(calls) if quick else list(calls)
+    chosen = some(calls, quick)
     results = measure(chosen, config, quick, watch)
     return make_page(
         chosen,
@@ -391,19 +375,14 @@ def _bias(median: float) -> str:
 
 
 def pictures(results: Sequence[Run]) -> list[Picture]:
-    def point(reconstruction: str, density: float, model: str, place: int) -> tuple[float, float]:
-        runs = of(results, COMPARISON, at(reconstruction, density), model)
-        return 100 * mean_cost(runs), average(runs)[place]
+    names = {title: reconstruction for reconstruction, title in COMPARED.items()}
+
+    def curve(title: str, model: str, place: int) -> list[tuple[float, float]]:
+        runs = [of(results, COMPARISON, at(names[title], density), model) for density in DENSITIES]
+        return [(100 * mean_cost(found), average(found)[place]) for found in runs]
 
     models = models_of(results)
-    panels = {
-        f"{model}: {error}": {
-            title: [point(reconstruction, density, model, place) for density in DENSITIES]
-            for reconstruction, title in COMPARED.items()
-        }
-        for model in models
-        for place, error in enumerate(ERRORS)
-    }
+    panels = curves_of(models, names, curve)
     scatter = {
         title: {model: comparable(estimated(results, name, model)) for model in models}
         for name, title in ESTIMATING.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, TypeVar
@@ -18,21 +18,23 @@ ALL = "all calls"
 ERRORS = ("mean", "p99")  # of the rows of a call
 
 Watch = Callable[[int, int, str], None]  # calls done, calls in all, name of the next
+T = TypeVar("T")
+R = TypeVar("R", bound="Result")
 
 
-def watched(calls: Sequence[CapturedCall], watch: Watch | None) -> Iterator[CapturedCall]:
-    """Yields the calls in turn; each is announced before it is studied."""
-    for place, captured in enumerate(calls):
+def watched(work: Sequence[T], watch: Watch | None, named: Callable[[T], str] = str) -> Iterator[T]:
+    """Yields the calls, or other pieces of work, in turn; each is announced before it is done."""
+    for place, piece in enumerate(work):
         if watch is not None:
-            watch(place, len(calls), f"{captured.model} {captured.name}")
-        yield captured
+            watch(place, len(work), named(piece))
+        yield piece
     if watch is not None:
-        watch(len(calls), len(calls), "done")
+        watch(len(work), len(work), "done")
 
 
-def few(calls: Sequence[CapturedCall]) -> list[CapturedCall]:
-    """A few evenly spaced calls, for a quick look."""
-    number = min(QUICK_CALLS, len(calls))
+def some(calls: Sequence[CapturedCall], quick: bool) -> list[CapturedCall]:
+    """The calls; for a quick look a few of them, evenly spaced."""
+    number = min(QUICK_CALLS, len(calls)) if quick else len(calls)
     return [calls[place * len(calls) // number] for place in range(number)]
 
 
@@ -97,9 +99,6 @@ class Result:
         return 0.0 if self.budget is None else max(0.0, self.density - self.budget - 1e-9)
 
 
-R = TypeVar("R", bound=Result)
-
-
 def models_of(results: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(result.model for result in results))
 
@@ -139,6 +138,17 @@ def by_model(
     """A row per setting of a table."""
     rows = rows_of(results, table, {setting: setting for setting in settings_of(results, table)})
     return Table(title, (first, *columns_of(results, table), "executed pairs"), tuple(rows), note, emphasis)
+
+
+def curves_of(
+    models: Sequence[str], names: Iterable[str], curve: Callable[[str, str, int], list[tuple[float, float]]]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Panels of a figure, for each model one with mean and one with p99 errors: the curve of every name."""
+    return {
+        f"{model}: {error}": {name: curve(name, model, place) for name in names}
+        for model in models
+        for place, error in enumerate(ERRORS)
+    }
 
 
 def compared(results: Sequence[Result], table: str, lower: str, upper: str, claim: str) -> Finding:

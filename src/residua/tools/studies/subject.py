@@ -79,15 +79,8 @@ class Subject:
         if start is not None:
             return group_tokens(sized, start)
         # settings that do not change the groups
-        key = config.replace(
-            density=1.0,
-            probes=0,
-            reconstruction="none",
-            summary_slots=None,
-            drift_rank=0,
-            max_error=None,
-            balance=False,
-        )
+        other = {"probes": 0, "summary_slots": None, "drift_rank": 0, "max_error": None, "balance": False}
+        key = config.replace(density=1.0, reconstruction="none", **other)
         if key not in self._groupings:
             self._groupings[key] = group_tokens(sized)
         return self._groupings[key]
@@ -121,16 +114,9 @@ class Subject:
         labels = self.call.free_queries.take(grouping.query.labels, 2)
         # only this policy takes a seed
         generator = torch.Generator().manual_seed(seed) if policy == "random" else None
-        rows, weights = choose_rows(
-            grouping.coordinates,
-            labels,
-            grouping.query.groups,
-            count,
-            policy,
-            generator,
-            order=self.config.probe_order,
-            backend=self.backend,
-        )
+        where = (grouping.coordinates, labels, grouping.query.groups)
+        order, backend = self.config.probe_order, self.backend
+        rows, weights = choose_rows(*where, count, policy, generator, order=order, backend=backend)
         return self.at(self.rows[rows], weights)
 
     def at(self, rows: Tensor, weights: Tensor) -> Probes:

@@ -33,7 +33,7 @@ def test_psnr_of_a_known_difference():
 def test_psnr_of_a_video_is_never_above_the_mean_of_its_frames():
     video, reference = clip(0), clip(1)
     reference[0] = video[0] + 1e-3
-    assert metrics.psnr(video, reference) <= np.mean(metrics.psnr_per_frame(video, reference))
+    assert metrics.psnr(video, reference) <= np.mean(metrics.quality(video, reference, "no").psnr_per_frame)
 
 
 def direct_ssim(x: np.ndarray, y: np.ndarray) -> float:
@@ -66,8 +66,8 @@ def test_ssim_equals_the_definition():
             for c in range(3)
         ]
     )
-    assert metrics.ssim(video, reference) == pytest.approx(expected, abs=1e-9)
-    assert metrics.ssim(video, video) == pytest.approx(1.0)
+    assert metrics.quality(video, reference, "no").ssim == pytest.approx(expected, abs=1e-9)
+    assert metrics.quality(video, video, "no").ssim == pytest.approx(1.0)
 
 
 def direct_gmsd(x: np.ndarray, y: np.ndarray) -> float:
@@ -101,8 +101,8 @@ def test_gmsd_equals_the_definition():
 
 def test_many_frames_are_averaged_over_their_parts():
     video, reference = clip(4, (11, 12, 12, 3)), clip(5, (11, 12, 12, 3))
-    single = [metrics.ssim(video[t : t + 1], reference[t : t + 1]) for t in range(11)]
-    assert metrics.ssim(video, reference) == pytest.approx(np.mean(single))
+    single = [metrics.quality(video[t : t + 1], reference[t : t + 1], "no").ssim for t in range(11)]
+    assert metrics.quality(video, reference, "no").ssim == pytest.approx(np.mean(single))
 
 
 def test_bytes_floats_and_tensors_are_the_same_video():

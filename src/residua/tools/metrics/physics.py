@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import InputError
 from ...util import json_text
 from ..generate.run import Request
-from ..reports.table import Table
+from ..reports.table import Table, number
 
 if TYPE_CHECKING:
     from ...world.physics import Physics, Track
@@ -49,7 +49,7 @@ class RunPhysics:
     @property
     def dense_from_truth(self) -> Physics | None:
         """The dense clip against the simulator: the model's own errors."""
-        return None if self.dense is None else _compared(self.dense, self.truth)
+        return _compared(self.dense, self.truth)
 
     def columns(self) -> dict[str, Any]:
         """Columns of a row of a suite. Where the true paths are unknown, the dense clip decides what is lost."""
@@ -66,11 +66,10 @@ class RunPhysics:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "sparse_from_dense": _plain(self.from_dense),
-            "sparse_from_simulator": _plain(self.from_truth),
-            "dense_from_simulator": _plain(self.dense_from_truth),
-        }
+        found = (self.from_dense, self.from_truth, self.dense_from_truth)
+        names = ("sparse_from_dense", "sparse_from_simulator", "dense_from_simulator")
+        plain = [None if one is None else {**asdict(one), "kept": one.kept} for one in found]
+        return {name: json_text.finite_only(one) for name, one in zip(names, plain, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -129,42 +128,34 @@ def clip_physics(
 
 def mean_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
     """Mean over the sparse clips of several prompts; None if one has no physics."""
-    known = [one for one in found if one is not None]
-    if not known or len(known) < len(found):
-        return None
-    return _row([one.from_dense for one in known], [one.from_truth for one in known])
+    return _row([None if one is None else (one.from_dense, one.from_truth) for one in found])
 
 
 def mean_dense_physics(found: Sequence[RunPhysics | None]) -> PhysicsRow | None:
     """Mean over the dense clips of several prompts, against the simulator; None if one has no physics."""
-    known = [one.dense_from_truth for one in found if one is not None]
-    if not known or len(known) < len(found):
-        return None
-    return _row([None] * len(known), known)
+    return _row([None if one is None else (None, one.dense_from_truth) for one in found])
 
 
 def physics_table(rows: Mapping[str, PhysicsRow | None], emphasis: str | None = None) -> list[Table]:
     """A table of the physics of several ways to generate, by name; no table if none has any."""
     known = {name: row for name, row in rows.items() if row is not None}
-    lines = tuple(
-        (
-            name,
-            _text(row.from_dense),
-            _text(row.from_truth),
-            f"{row.lost} of {row.balls}",
-            f"{row.missed} of {row.bounces}",
-        )
-        for name, row in known.items()
-    )
-    return [Table("Physics", COLUMNS, lines, f"{MEANING}.", emphasis)] if lines else []
+    lines = []
+    for name, row in known.items():
+        errors = [number(error, "{:.3f}") for error in (row.from_dense, row.from_truth)]
+        lines.append((name, *errors, f"{row.lost} of {row.balls}", f"{row.missed} of {row.bounces}"))
+    return [Table("Physics", COLUMNS, tuple(lines), f"{MEANING}.", emphasis)] if lines else []
 
 
-def _row(dense: Sequence[Physics | None], truth: Sequence[Physics | None]) -> PhysicsRow:
-    against = [a or b for a, b in zip(truth, dense, strict=True)]
-    kept = [one for one in against if one is not None]
+def _row(found: Sequence[tuple[Physics | None, Physics | None] | None]) -> PhysicsRow | None:
+    """The row of clips that were compared with the dense clip and with the simulator; None if one has no physics."""
+    known = [one for one in found if one is not None]
+    if not known or len(known) < len(found):
+        return None
+    dense, truth = ([None if one is None else one.position_error for one in side] for side in zip(*known, strict=True))
+    kept = [one for one in (b or a for a, b in known) if one is not None]
     return PhysicsRow(
-        _mean([None if one is None else one.position_error for one in dense]),
-        _mean([None if one is None else one.position_error for one in truth]),
+        _mean(dense),
+        _mean(truth),
         lost=sum(one.balls_lost for one in kept),
         balls=sum(one.balls for one in kept),
         missed=sum(one.bounces_missed for one in kept),
@@ -178,16 +169,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _compared(tracks: list[Track], wanted: list[Track] | None) -> Physics | None:
+def _compared(tracks: list[Track] | None, wanted: list[Track] | None) -> Physics | None:
     from ...world.physics import compare_tracks
 
-    return None if wanted is None else compare_tracks(tracks, wanted)
-
-
-def _plain(physics: Physics | None) -> dict[str, Any] | None:
-    found = None if physics is None else {**asdict(physics), "kept": physics.kept}
-    return json_text.finite_only(found)
+    return None if tracks is None or wanted is None else compare_tracks(tracks, wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ SSIM_K1, SSIM_K2 = 0.01, 0.03
 METRICS = ("psnr", "ssim", "gmsd", "lpips")
 FRAMES_AT_ONCE = 8  # bounds the memory of SSIM and LPIPS on long or large videos
 
-__all__ = ["Lpips", "VideoQuality", "find_lpips", "frames_of", "psnr", "psnr_per_frame", "quality", "ssim"]
+__all__ = ["Lpips", "VideoQuality", "find_lpips", "frames_of", "psnr", "quality"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class VideoQuality:
         return cls(None, None, None, None, not_measured=dict.fromkeys(METRICS, reason))
 
     def to_dict(self) -> dict[str, Any]:
-        frames = {"psnr_per_frame": list(self.psnr_per_frame), "not_measured": dict(self.not_measured)}
-        return {name: getattr(self, name) for name in METRICS} | frames
+        return asdict(self) | {"psnr_per_frame": list(self.psnr_per_frame)}
 
 
 def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
@@ -66,12 +65,13 @@ def quality(video: Any, reference: Any, lpips: Lpips | str) -> VideoQuality:
 
     if isinstance(lpips, str):
         missing["lpips"] = lpips
+    per_frame = map(_decibels, (pair[0] - pair[1]).double().square().mean(dim=(1, 2, 3)))
     return VideoQuality(
         psnr=attempt("psnr", lambda: _psnr(*pair)),
         ssim=attempt("ssim", lambda: _mean_ssim(*pair)),
         gmsd=attempt("gmsd", lambda: _over_frames(gmsd, *pair)),
         lpips=None if isinstance(lpips, str) else attempt("lpips", lambda: _over_frames(lpips, *pair)),
-        psnr_per_frame=tuple(None if math.isinf(x) else x for x in _frame_psnr(*pair)),
+        psnr_per_frame=tuple(None if math.isinf(x) else x for x in per_frame),
         not_measured=missing,
     )
 
@@ -80,16 +80,6 @@ def psnr(video: Any, reference: Any) -> float:
     """Peak signal-to-noise ratio in dB, from the mean squared error of the whole video: never above the mean
     over the frames, and defined even if single frames are identical. Infinite for identical videos."""
     return _psnr(*_aligned(video, reference))
-
-
-def psnr_per_frame(video: Any, reference: Any) -> list[float]:
-    return _frame_psnr(*_aligned(video, reference))
-
-
-def ssim(video: Any, reference: Any) -> float:
-    """Structural similarity with the standard Gaussian window (11 x 11, sigma 1.5), per channel, over the
-    positions where the window fits; mean over channels and frames."""
-    return _mean_ssim(*_aligned(video, reference))
 
 
 def frames_of(video: Any) -> Tensor:
@@ -110,11 +100,13 @@ def _psnr(x: Tensor, y: Tensor) -> float:
     return _decibels((x - y).double().square().mean())
 
 
-def _frame_psnr(x: Tensor, y: Tensor) -> list[float]:
-    return [_decibels(error) for error in (x - y).double().square().mean(dim=(1, 2, 3))]
+def _decibels(error: Tensor) -> float:
+    return math.inf if float(error) == 0.0 else -10 * math.log10(float(error))
 
 
 def _mean_ssim(x: Tensor, y: Tensor) -> float:
+    """Structural similarity with the standard Gaussian window (11 x 11, sigma 1.5), per channel, over the
+    positions where the window fits; mean over channels and frames."""
     if min(x.shape[-2:]) < SSIM_WINDOW:
         raise InputError(f"frames of {x.shape[-1]} x {x.shape[-2]}: SSIM needs {SSIM_WINDOW} x {SSIM_WINDOW} pixels")
     return _over_frames(_ssim, x, y)
@@ -153,7 +145,3 @@ def _over_frames(metric: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tenso
     with torch.no_grad():
         parts = [metric(*part) for part in zip(x.split(FRAMES_AT_ONCE), y.split(FRAMES_AT_ONCE), strict=True)]
     return float(torch.cat(parts).double().mean())
-
-
-def _decibels(error: Tensor) -> float:
-    return math.inf if float(error) == 0.0 else -10 * math.log10(float(error))

@@ -44,8 +44,8 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch):
             return "no compiler; install one"
 
     monkeypatch.setitem(backends.BACKENDS.data, "missing", Missing())
-    (state,) = [s for s in doctor.backend_states() if s.name == "missing"]
-    assert state.reason == "no compiler; install one"
+    (state,) = [s for s in doctor.backend_states() if s["name"] == "missing"]
+    assert state["reason"] == "no compiler; install one"
 
 
 def test_hints_in_brackets_are_printed_as_they_are(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,6 @@ from .bench.case import milliseconds
 
 PACKAGES = ("torch", "numpy", "safetensors", "diffusers", "transformers", "accelerate", "triton", "flashinfer-python")
 CPU_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "amx_tile")
-
-
-@dataclass(frozen=True)
-class BackendState:
-    """A backend as `residua doctor` shows it."""
-
-    name: str
-    summary: str
-    reason: str | None  # why it cannot run here; None = available
-    automatic: bool  # whether backend="auto" may choose it
 
 
 def installed(package: str) -> str | None:
@@ -80,11 +70,12 @@ def gpus() -> list[str]:
     return names
 
 
-def backend_states() -> list[BackendState]:
-    """Every backend, best first, with the reason where it cannot run."""
+def backend_states() -> list[dict[str, Any]]:
+    """Every backend, best first, with the reason why it cannot run here (None: it can), and whether backend="auto" may
+    choose it."""
     return [
-        BackendState(name, backend.about, backend.unavailable(), backend.preference >= 0)
-        for name, backend in backends().items()
+        {"name": name, "summary": x.about, "reason": x.unavailable(), "automatic": x.preference >= 0}
+        for name, x in backends().items()
     ]
 
 
@@ -135,9 +126,4 @@ def _timed(name: str, device: torch.device) -> str:
 
 def report() -> dict[str, Any]:
     """Everything, as plain values."""
-    return {
-        "versions": versions(),
-        "cpu": cpu(),
-        "gpus": gpus(),
-        "backends": [asdict(state) for state in backend_states()],
-    }
+    return {"versions": versions(), "cpu": cpu(), "gpus": gpus(), "backends": backend_states()}

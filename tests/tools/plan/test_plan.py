@@ -142,9 +142,9 @@ def test_json_has_the_promised_keys() -> None:
 def test_memory_of_the_method() -> None:
     plan = make_plan("wan2.2-i2v-a14b", paper=True)
     tensor = 2 * 40 * 75_600 * 128  # q in bf16
-    assert 5 * tensor < plan.call_bytes < 10 * tensor
+    assert 5 * tensor < plan.memory.call < 10 * tensor
     # both transformers keep centroids for 38 layers in 2 branches
-    assert plan.state_bytes == 2 * 38 * 2 * (300 + 995) * 40 * 128 * 2
+    assert plan.memory.state == 2 * 38 * 2 * (300 + 995) * 40 * 128 * 2
 
 
 def test_it_plans_what_accelerate_does() -> None:
@@ -202,7 +202,7 @@ def test_stored_estimates_are_used_where_there_are_some(monkeypatch) -> None:
     plan = make_plan("wan2.2", steps=10)
     assert asked == [("h100", 75_600, 40, 0.06, 128)] and plan.timed.source == calls.BY_ESTIMATE
     assert plan.seconds.sparse_cells == pytest.approx(10 * 2 * 40 * 0.020)
-    assert plan.timed.overhead == pytest.approx(0.010) and plan.call_bytes == 2 << 30
+    assert plan.timed.overhead == pytest.approx(0.010) and plan.memory.call == 2 << 30
     for other in ({"gpu": "a100"}, {"paper": True}):
         assert make_plan("wan2.2", **other).timed.source == calls.BY_RATES
     monkeypatch.setattr(calls, "stored_gpus", lambda: [])  # a table without this GPU
@@ -271,7 +271,7 @@ def test_without_sparse_calls_nothing_changes(request_: dict) -> None:
     assert plan.schedule.sparse_calls == 0
     assert plan.speedup == plan.attention_speedup == 1.0
     assert plan.sparse_pflops == plan.dense_pflops
-    assert plan.call_bytes == plan.state_bytes == 0
+    assert plan.memory.call == plan.memory.state == 0
 
 
 def test_a_density_that_cannot_be_reached_is_said() -> None:

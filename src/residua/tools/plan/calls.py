@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...config import Config
 from . import cost
-from .estimates import StoredEstimate, stored_estimate, stored_gpus
+from .estimates import stored_estimate, stored_gpus
 from .models import Architecture
 from .speeds import Machine
 
@@ -41,7 +41,10 @@ def time_call(
     """A sparse call of all heads of a layer on a machine."""
     lloyd = call.kmeans_flops / (1e12 * machine.grouping)
     cold = (config.kmeans_cold - config.kmeans_warm) * lloyd
-    found = _estimated(model, forward, call, machine) if config.summarises else None
+    found = None
+    if config.summarises and machine.name in stored_gpus() and model.head_dim in ESTIMATED_DIMS:
+        tokens = round(math.sqrt(forward.pairs))
+        found = stored_estimate(machine.name, tokens, model.heads, call.density, model.head_dim)
     if found is not None:
         cells = found.attention_ms / 1e3
         return SparseCall(cells, found.ms / 1e3 - cells, cold, round(found.peak_gib * 2**30), BY_ESTIMATE)
@@ -51,13 +54,3 @@ def time_call(
     overhead += call.moved_bytes / (1e12 * machine.bandwidth) + machine.call_seconds
     cells = call.density * pairs / (1e12 * machine.sparse)
     return SparseCall(cells, overhead, cold, call.peak_bytes, BY_RATES)
-
-
-def _estimated(
-    model: Architecture, forward: cost.Forward, call: cost.CallCost, machine: Machine
-) -> StoredEstimate | None:
-    """The stored estimate of such a call; None if there is none for this machine and head dim."""
-    if machine.name not in stored_gpus() or model.head_dim not in ESTIMATED_DIMS:
-        return None
-    tokens = round(math.sqrt(forward.pairs))
-    return stored_estimate(machine.name, tokens, model.heads, call.density, model.head_dim)

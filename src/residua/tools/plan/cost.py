@@ -195,9 +195,9 @@ def count_call(model: Architecture, forward: Forward, tokens: int, config: Confi
     )
 
 
-def overhead_flops(call: CallCost, schedule: Schedule, config: Config) -> tuple[int, int]:
-    """FLOPs of all k-means steps and of all routing; 0 for routing if the density includes it."""
+def overhead_flops(call: CallCost, schedule: Schedule, config: Config) -> int:
+    """FLOPs of all k-means steps and of all routing, unless the density includes it."""
     warm = schedule.sparse_calls - schedule.cold_calls
     lloyd = warm * config.kmeans_warm + schedule.cold_calls * config.kmeans_cold
     routing = 0 if config.summarises else schedule.sparse_calls * call.routing_flops
-    return lloyd * call.kmeans_flops, routing
+    return lloyd * call.kmeans_flops + routing

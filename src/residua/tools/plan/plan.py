@@ -74,7 +74,7 @@ class Plan:
 
     @property
     def overhead_pflops(self) -> float:
-        return sum(cost.overhead_flops(self.call, self.schedule, self.config)) / PFLOP
+        return cost.overhead_flops(self.call, self.schedule, self.config) / PFLOP
 
     @property
     def attention_speedup(self) -> float:
@@ -87,14 +87,6 @@ class Plan:
     @property
     def speedup_fast(self) -> float | None:
         return None if self.seconds_fast is None else self.seconds_fast.dense / self.seconds_fast.sparse
-
-    @property
-    def state_bytes(self) -> int:
-        return self.call.state_bytes * self.schedule.cold_calls
-
-    @property
-    def call_bytes(self) -> int:
-        return self.timed.peak_bytes if self.schedule.sparse_calls else 0
 
     @property
     def worth_it(self) -> bool:
@@ -194,13 +186,13 @@ class Plan:
             "sparse_pflops": self.sparse_pflops,
             "overhead_pflops": self.overhead_pflops,
             "seconds": _times(self.seconds),
-            "seconds_fast_dense": None if self.seconds_fast is None else _times(self.seconds_fast),
+            "seconds_fast_dense": _times(self.seconds_fast),
             "attention_speedup": self.attention_speedup,
             "speedup": self.speedup,
             "speedup_fast_dense": self.speedup_fast,
             "memory_bytes": {
-                "per_call": self.call_bytes,
-                "state": self.state_bytes,
+                "per_call": self.memory.call,
+                "state": self.memory.state,
                 "weights": self.memory.weights,
                 "activations": self.memory.activations,
                 "peak": self.memory.peak,
@@ -215,6 +207,8 @@ class Plan:
         }
 
 
-def _times(seconds: cost.Seconds) -> dict[str, float]:
+def _times(seconds: cost.Seconds | None) -> dict[str, float] | None:
+    if seconds is None:
+        return None
     totals = {name: getattr(seconds, name) for name in ("dense", "sparse", "sparse_attention")}
     return {**totals, **dataclasses.asdict(seconds)}

@@ -37,7 +37,7 @@ def _request(plan: Plan) -> Table:
         ),
         "attention calls": f"{schedule.sparse_calls:,} sparse, {schedule.dense_calls:,} dense{first}",
         f"attention in all, of {'dense' if summarises else 'all pairs'}": f"{plan.evaluated:.3f}",
-        "memory of the method": (f"{byte_count(plan.call_bytes)} during a call, {byte_count(plan.state_bytes)} kept"),
+        "memory of the method": (f"{byte_count(memory.call)} during a call, {byte_count(memory.state)} kept"),
         f"GPU memory, offload {memory.offload}": (
             f"{byte_count(memory.weights)} weights, {byte_count(memory.activations)} activations; {memory.verdict}"
         ),

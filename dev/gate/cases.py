@@ -46,9 +46,8 @@ def cases() -> list[Case]:
         Case("neighbourhoods", _neighbourhoods),
         Case("D=128 bf16", partial(_spoil, 128, BF16)),
     ]
-    for dim, rank in ((64, 48), (72, 48), (80, 48), (96, 64), (128, 64)):
-        found.append(Case(f"D={dim} bf16, rank {rank}", partial(_project, dim, BF16, rank)))
-    for dim, dtype, rank in ((128, FP32, 64), (256, FP16, 128)):
+    ranks = [(dim, BF16, 48 if dim <= 80 else 64) for dim in HEAD_DIMS]
+    for dim, dtype, rank in (*ranks, (128, FP32, 64), (256, FP16, 128)):
         found.append(Case(f"D={dim} {SHORT[dtype]}, rank {rank}", partial(_project, dim, dtype, rank)))
     for rank, masked in ((48, False), (64, True), (256, False)):
         found.append(Case(f"rank {rank}{', masked' if masked else ''}", partial(_kmeans, rank, masked)))
@@ -177,17 +176,12 @@ def _covariance(dim: int, dtype: torch.dtype, backend: TritonBackend) -> None:
 
 def _summary(dim: int, dtype: torch.dtype, drifts: bool) -> SummaryKeys:
     groups = (1, HEADS, QUERY_GROUPS)
-    drift = Drift(
-        empty(1, HEADS, dim, RANK),
-        empty(*groups, RANK),
-        empty(*groups, RANK),
-        empty(*groups, RANK, dim, dtype=FP32 if dtype == FP32 else BF16),
-    )
+    slope = empty(*groups, RANK, dim, dtype=FP32 if dtype == FP32 else BF16)
+    drift = Drift(empty(1, HEADS, dim, RANK), empty(*groups, RANK), empty(*groups, RANK), slope)
     # with a drift keys and values come as the slots' kernel writes them, without one as centroids in fp32
     room, own = ((*groups, SLOTS), dtype) if drifts else ((*groups, SUMMARY_KEYS), FP32)
-    return SummaryKeys(
-        empty(*room, dim, dtype=own), empty(*room, dim, dtype=own), empty(*room), drift if drifts else None
-    )
+    keys, values = empty(*room, dim, dtype=own), empty(*room, dim, dtype=own)
+    return SummaryKeys(keys, values, empty(*room), drift if drifts else None)
 
 
 def _attend(dim: int, dtype: torch.dtype, kind: str, backend: TritonBackend) -> None:

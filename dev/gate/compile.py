@@ -117,21 +117,12 @@ def compile_case(case: Case, arch: int) -> dict[str, Compiled]:
 
 
 def _measure(kernel: Any, label: str, arch: int) -> Compiled:
-    ptx, used = kernel.asm["ptx"], usage(kernel.asm["cubin"])
+    built, used = kernel.metadata, usage(kernel.asm["cubin"])
+    name, instruction = built.name.removesuffix("_kernel"), ""
     spills = spilled(disassemble(kernel.asm["cubin"])) if used["STACK"] else 0
-    instruction = "" if "tt.dot" not in kernel.asm["ttir"] else "none"
-    if instruction:
-        instruction = next((name for name in MATRIX_INSTRUCTIONS if name in ptx), "none")
-    return Compiled(
-        kernel.metadata.name.removesuffix("_kernel"),
-        label,
-        arch,
-        used["REG"],
-        spills,
-        kernel.metadata.shared,
-        kernel.metadata.num_warps,
-        instruction,
-    )
+    if "tt.dot" in kernel.asm["ttir"]:
+        instruction = next((name for name in MATRIX_INSTRUCTIONS if name in kernel.asm["ptx"]), "none")
+    return Compiled(name, label, arch, used["REG"], spills, built.shared, built.num_warps, instruction)
 
 
 def _work(job: tuple[int, int]) -> dict[str, Compiled]:

@@ -10,7 +10,7 @@ import typer
 
 from dev.gate.compile import missing
 from dev.gpu_model.flash import compile_flash, flash_ms
-from dev.gpu_model.model import ASSUMPTIONS, Estimate, Task, estimate
+from dev.gpu_model.model import ASSUMPTIONS, Estimate, KernelCost, StageCost, Task, estimate
 from dev.gpu_model.sass import Code
 from residua.errors import BackendError, InputError
 from residua.tools.cli.app import command, console, show, writable
@@ -85,27 +85,17 @@ def to_dict(found: Estimate, flash: Code | None) -> dict[str, Any]:
 def tables(found: Estimate, flash: Code | None) -> list[Table]:
     """Stages, kernels, and what they are compared with."""
     task, gpu = found.task, found.gpu
-    stages = [
-        (
-            row.stage,
-            str(row.launches),
-            *(f"{x:.2f}" for x in (row.gigabytes, row.issued_tflop, row.useful_tflop, row.ms)),
-            row.bound,
-        )
-        for row in found.stages
-    ]
     whole = ("call", str(found.launches), f"{found.gigabytes:.1f}", "", "", f"{found.estimated_ms:.1f}", "")
-    kernels = [
-        (
-            row.kernel,
-            row.stage,
-            *map(str, (row.launches, row.registers, row.occupancy)),
-            ", ".join(map(str, row.instructions)) or "-",
-            f"{row.ms:.2f}",
-            row.bound,
-        )
-        for row in found.kernels[:12]
-    ]
+
+    def stage(row: StageCost) -> tuple[str, ...]:
+        values = (row.gigabytes, row.issued_tflop, row.useful_tflop, row.ms)
+        return row.stage, str(row.launches), *(f"{value:.2f}" for value in values), row.bound
+
+    def kernel(row: KernelCost) -> tuple[str, ...]:
+        counts = map(str, (row.launches, row.registers, row.occupancy))
+        instructions = ", ".join(map(str, row.instructions)) or "-"
+        return row.kernel, row.stage, *counts, instructions, f"{row.ms:.2f}", row.bound
+
     dense = {
         f"at FlashAttention-2's rate ({gpu.dense:g} TFLOP/s)": found.dense_tflop / gpu.dense * 1e3,
         f"at the best published rate ({gpu.fast_dense:g} TFLOP/s)": found.dense_tflop / gpu.fast_dense * 1e3,
@@ -116,14 +106,14 @@ def tables(found: Estimate, flash: Code | None) -> list[Table]:
         Table(
             f"{task.label}: {task.tokens:,} tokens x {task.heads} heads, density {task.density:g}, {gpu.label}",
             ("stage", "launches", "GB", "TFLOP issued", "useful", "ms", "bound by"),
-            (*stages, whole),
+            (*map(stage, found.stages), whole),
             "a static estimate: not run on a GPU",
             "call",
         ),
         Table(
             "The kernels that take longest",
             ("kernel", "stage", "launches", "registers", "blocks/SM", "instructions per trip", "ms", "bound by"),
-            tuple(kernels),
+            tuple(map(kernel, found.kernels[:12])),
         ),
         Table(
             "Beside it",

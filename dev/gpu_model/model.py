@@ -275,21 +275,16 @@ def add_up(task: Task, gpu: Gpu, trace: Trace, tiles: RouteTiles, codes: Codes) 
         spent[op.stage][bound] = spent[op.stage].get(bound, 0.0) + ms
     kernels = [_kernel_cost(stage, codes[key], gpu, same) for (stage, key), same in launches.items()]
     stages = []
-    for stage in trace.stages:
+    for stage, times in spent.items():
         operations = [op for op in trace.operations if op.stage == stage]
         own = [kernel for kernel in kernels if kernel.stage == stage]
         flops = sum(op.flops for op in operations) / 1e12
-        stages.append(
-            StageCost(
-                stage,
-                sum(op.kernels for op in operations) + sum(kernel.launches for kernel in own),
-                sum(op.bytes for op in operations) / 1e9 + sum(kernel.gigabytes for kernel in own),
-                flops + sum(kernel.issued_tflop for kernel in own),
-                flops + sum(kernel.useful_tflop for kernel in own),
-                sum(spent[stage].values()),
-                max(spent[stage], key=lambda name: spent[stage][name]),
-            )
-        )
+        launched = sum(op.kernels for op in operations) + sum(kernel.launches for kernel in own)
+        moved = sum(op.bytes for op in operations) / 1e9 + sum(kernel.gigabytes for kernel in own)
+        issued = flops + sum(kernel.issued_tflop for kernel in own)
+        useful = flops + sum(kernel.useful_tflop for kernel in own)
+        bound = max(times, key=times.__getitem__)
+        stages.append(StageCost(stage, launched, moved, issued, useful, sum(times.values()), bound))
     host = sum(op.kernels for op in trace.operations) * HOST_US * 1e-3
     host += len(trace.launches) * TRITON_HOST_US * 1e-3
     return Estimate(

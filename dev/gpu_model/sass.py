@@ -63,26 +63,17 @@ def read_code(kernel: Any) -> Code:
         every = [instructions[place][0] for place in body]
         if len(every) >= MIN_LOOP:
             rows.append(_loop(depth, names, any(MATRIX.match(name) for name in every)))
-    return Code(
-        kernel.metadata.name.removesuffix("_kernel"),
-        registers,
-        kernel.metadata.shared,
-        kernel.metadata.num_warps,
-        len(instructions),
-        tuple(rows),
-    )
+    built = kernel.metadata
+    name = built.name.removesuffix("_kernel")
+    return Code(name, registers, built.shared, built.num_warps, len(instructions), tuple(rows))
 
 
 def _loop(depth: int, names: list[str], multiplies: bool) -> Loop:
     count = Counter(name.split(".")[0] for name in names)
-    return Loop(
-        depth,
-        len(names),
-        sum(count[name] for name in DEPENDENT),
-        sum(name.startswith("MUFU") for name in names),
-        sum(bool(MATRIX.match(name)) for name in names),
-        multiplies,
-    )
+    dependent = sum(count[name] for name in DEPENDENT)
+    special = sum(name.startswith("MUFU") for name in names)
+    matrix = sum(bool(MATRIX.match(name)) for name in names)
+    return Loop(depth, len(names), dependent, special, matrix, multiplies)
 
 
 def _parse(text: str) -> tuple[list[tuple[str, str]], dict[str, int]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import residua
 from residua import Config, attention
-from residua.method.grouping import group_tokens
+from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
 from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.method.route import route_cells

@@ -17,7 +17,7 @@ import resource, sys, torch, residua
 from residua import Partition, Route
 from residua.api import attend_route
 from residua.ops.backend import Backend
-from residua.method.grouping import kmeans
+from residua.method.grouping.partition import kmeans
 
 BASE = Backend()
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from residua import Config, Partition, Route, attention
-from residua.method.grouping import group_tokens
+from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
 from residua.method.route import route_cells
 from residua.method.stages import SizedCall

@@ -24,10 +24,10 @@ import torch
 import residua
 from residua import Config, State
 from residua.method.grouping import reuse
-from residua.method.row_error import row_errors
 from residua.tools.capture import capture
 from residua.tools.capture.captures import CapturedCall, read_captures
 from residua.tools.generate.loading import PipelinePlacement, load
+from residua.tools.metrics.row_error import row_errors
 from residua.tools.studies.subject import dense_rows
 from residua.world.held_out import REPORT_PROMPTS, SEEDS
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 
 from residua import Config
-from residua.method.row_error import row_errors
 from residua.tools.capture.captures import read_captures
+from residua.tools.metrics.row_error import row_errors
 from residua.tools.studies.subject import Subject
 
 FINE = {"query_groups": 300, "kv_groups": 1000}

@@ -23,8 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from residua import Config
 from residua.hosts import HostAttention, Pass, Preset, Settings, Site, around, make_report
 from residua.hosts.padding import PaddingReader
-from residua.method.row_error import row_errors
 from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
+from residua.tools.metrics.row_error import row_errors
 
 GRID, HEADS, HEAD_DIM = (13, 20, 32), 4, 128
 TEXTS = {"HunyuanVideo-1.5": (1985, 136), "HunyuanVideo, Mochi": (256, 40)}  # rows, of which valid

@@ -10,7 +10,7 @@ import torch
 from residua import attention
 from residua.method.inputs import validate
 from residua.method.judge import choose
-from residua.method.row_error import weighted_error
+from residua.method.reconstructions import weighted_error
 from residua.ops import backends
 from residua.types import Choice, Probes
 from tests.support.making import grouped_call, stages

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residua import InputError
-from residua.method.grouping import group_tokens
+from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
 from residua.method.judge import choose_rows, coverage_weights, take_probes, visiting_order
 from residua.method.stages import SizedCall

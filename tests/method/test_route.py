@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residua import Config, Partition, attention
-from residua.method.grouping import group_tokens
+from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
 from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.method.route import best_cells, cell_scores, group_priority, pair_budget, route_cells

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from residua import Config, Partition, Route
-from residua.method.grouping import group_tokens
+from residua.method.grouping.partition import group_tokens
 from residua.method.inputs import validate
 from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.method.stages import GroupedCall, SizedCall, Verdict

@@ -21,7 +21,6 @@ from ..registry import Registry
 from ..types import Choice, Grouping, HeadCost, Probes, ResidualFit, Route, SummaryKeys
 from .judge import judge, take_probes
 from .route import best_cells, cell_scores, group_priority, keep_all, pair_budget, route_cells, route_over, routing_cost
-from .row_error import weighted_error
 from .sizes import skippable_density, text_share
 from .stages import Centres, GroupedCall, Routing, Scatter, SizedCall, Slots, Verdict
 from .summary.centres import centre_mass, centres_cost, find_centres, merge_centres
@@ -343,6 +342,21 @@ def estimate_error(fit: ResidualFit, probes: Probes) -> Tensor:
     Stratified probes lie near the middle of their groups, so the estimate reads low for them.  # [B, H]
     """
     return weighted_error(fit.left_out, probes)
+
+
+def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
+    """Mean relative error of the probe rows, weighted by the number of rows that each stands for.
+
+    Args:
+        missed: [..., B, H, M, Dv], exact output minus approximate output of these rows.
+        probes: The rows, with their exact outputs and weights.
+
+    Returns:
+        [..., B, H] fp32.
+    """
+    tiny = torch.finfo(torch.float32).tiny
+    error = missed.norm(dim=-1) / probes.exact.norm(dim=-1).clamp(min=tiny)  # [B, H, M]
+    return (error * probes.weights).sum(-1) / probes.weights.sum(-1).clamp(min=tiny)
 
 
 def _dense_where(choice: Tensor, route: Route, grouped: GroupedCall) -> Route:

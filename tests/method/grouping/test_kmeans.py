@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residua.method import grouping
+from residua.method.grouping import partition as grouping
 from residua.ops.backend import Backend
 from residua.ops.native import NativeBackend
 from tests.support.oracle import normal

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from residua import Config, InputError, attention
-from residua.method.grouping import PARTITIONERS, Partitioner, group_tokens
+from residua.method.grouping.partition import PARTITIONERS, Partitioner, group_tokens
 from residua.method.inputs import validate
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend

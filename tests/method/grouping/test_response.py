@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from residua.method import grouping
+from residua.method.grouping import partition as grouping
 from residua.method.rules import CPU
 from residua.ops.backend import Backend
 from tests.support.oracle import normal

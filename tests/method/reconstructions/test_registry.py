@@ -10,7 +10,7 @@ import torch
 
 from residua import Config, InputError, attention
 from residua.config import RECONSTRUCTION_TRAITS
-from residua.method.grouping import PARTITIONERS
+from residua.method.grouping.partition import PARTITIONERS
 from residua.method.reconstructions import RECONSTRUCTIONS, Reconstruction
 from tests.support.oracle import masked_attention, qkv, small, worst
 

@@ -9,9 +9,9 @@ import torch
 
 import residua
 from residua import Config
-from residua.method.row_error import relative_row_error
 from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
+from residua.tools.metrics.row_error import relative_row_error
 from residua.tools.studies import ablations as ab
 from residua.tools.studies.ablations import (
     Ablation,

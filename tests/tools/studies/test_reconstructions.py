@@ -10,11 +10,11 @@ import torch
 
 import residua
 from residua import Config
-from residua.method.row_error import relative_row_error
 from residua.method.rules import CPU
 from residua.method.sizes import resolve
 from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
+from residua.tools.metrics.row_error import relative_row_error
 from residua.tools.studies.reconstructions import (
     AS_IT_IS,
     COMPARED,

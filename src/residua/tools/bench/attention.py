@@ -18,7 +18,6 @@ from ...errors import BackendError
 from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
 from ...method.route import route_cells
-from ...method.row_error import row_errors
 from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.select import choose_backend
@@ -26,6 +25,7 @@ from ...state import State
 from ...synthetic import key_fraction, video_like
 from ...types import Call
 from ..doctor import cpu
+from ..metrics.row_error import row_errors
 from .case import DTYPES, BenchCase, median_stages_ms, milliseconds
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes

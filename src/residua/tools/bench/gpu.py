@@ -20,7 +20,6 @@ from ...errors import BackendError
 from ...method.grouping.partition import group_tokens
 from ...method.inputs import validate
 from ...method.route import route_cells
-from ...method.row_error import row_errors
 from ...method.stages import Routing, SizedCall
 from ...method.summary.expansion import assign_slots, expand
 from ...ops.backend import Backend, Demand
@@ -29,6 +28,7 @@ from ...ops.select import backends
 from ...state import State
 from ...types import Call, Route, SummaryKeys
 from ..doctor import installed
+from ..metrics.row_error import row_errors
 from ..reports.table import Table
 from .case import BenchCase, median_stages_ms, milliseconds
 from .check import ROUNDING, kernel_error

@@ -13,9 +13,9 @@ import torch
 from ...baselines import METHODS, Method, Outcome, Task
 from ...baselines.task import attend_all
 from ...config import Config
-from ...method.row_error import row_errors
 from ...types import Rows
 from ..capture.captures import CapturedCall
+from ..metrics.row_error import row_errors
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
 from ..reports.table import Table, share

@@ -17,9 +17,9 @@ from ...config import Config
 from ...errors import InputError
 from ...method.budget.shared import SharedBudget
 from ...method.inputs import validate
-from ...method.row_error import relative_row_error
 from ...state import State
 from ..capture.captures import CapturedCall
+from ..metrics.row_error import relative_row_error
 from ..reports import figure
 from ..reports.page import Finding, Page, Picture
 from ..reports.table import Table, pair, share

@@ -15,7 +15,6 @@ from ...method.grouping.partition import group_tokens
 from ...method.judge import choose_rows, coverage_weights
 from ...method.reconstructions import apply_fit
 from ...method.route import pair_budget, route_cells
-from ...method.row_error import row_errors
 from ...method.sizes import Sizes
 from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
@@ -23,6 +22,7 @@ from ...ops.select import choose_backend
 from ...receipt import Receipt
 from ...types import Call, Grouping, Probes, Route
 from ..capture.captures import CapturedCall
+from ..metrics.row_error import row_errors
 
 CHUNK_PAIRS = 1 << 24  # for a block of rows against all keys: 64 MiB of scores, whatever N is
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from residua.method.row_error import relative_row_error, row_errors
+from residua.tools.metrics.row_error import relative_row_error, row_errors
 from tests.support.oracle import normal
 
 

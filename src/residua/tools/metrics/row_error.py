@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..types import Probes
-
 
 def relative_row_error(out: Tensor, dense: Tensor) -> Tensor:
     """|out - dense| / |dense| for every row.  # [..., N, Dv] -> [..., N] fp32"""
@@ -24,18 +22,3 @@ def row_errors(out: Tensor, dense: Tensor, leave_out: Tensor | None = None) -> t
     errors = errors.flatten()
     rank = max(1, -(-99 * errors.numel() // 100))  # torch.quantile refuses more than 16 million values
     return float(errors.mean()), float(errors.kthvalue(rank).values)
-
-
-def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
-    """Mean relative error of the probe rows, weighted by the number of rows that each stands for.
-
-    Args:
-        missed: [..., B, H, M, Dv], exact output minus approximate output of these rows.
-        probes: The rows, with their exact outputs and weights.
-
-    Returns:
-        [..., B, H] fp32.
-    """
-    tiny = torch.finfo(torch.float32).tiny
-    error = missed.norm(dim=-1) / probes.exact.norm(dim=-1).clamp(min=tiny)  # [B, H, M]
-    return (error * probes.weights).sum(-1) / probes.weights.sum(-1).clamp(min=tiny)

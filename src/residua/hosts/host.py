@@ -276,5 +276,9 @@ class HostAttention:
 
     def settings_dict(self) -> dict[str, Any]:
         """The settings as plain values, with the `min_tokens` that was used."""
-        used = self._reasons.min_tokens
-        return {**asdict(self.settings), "min_tokens": min_tokens_for(torch.device("cpu")) if used is None else used}
+        used, layers = self._reasons.min_tokens, self.settings.layers
+        return {
+            **asdict(self.settings),
+            "layers": None if layers is None else list(layers),
+            "min_tokens": min_tokens_for(torch.device("cpu")) if used is None else used,
+        }

@@ -14,11 +14,12 @@ from dev.gpu_model.model import ASSUMPTIONS, Estimate, KernelCost, StageCost, Ta
 from dev.gpu_model.sass import Code
 from residua.errors import BackendError, InputError
 from residua.tools.cli.app import command, console, show, writable
+from residua.tools.output import write_json
 from residua.tools.plan.cost import count_forward, token_grid
 from residua.tools.plan.request import find_model
 from residua.tools.plan.speeds import find_gpu
 from residua.tools.reports.table import Table
-from residua.util.json_text import dumps, write_json
+from residua.util.json_text import dumps
 
 app = typer.Typer(add_completion=False)
 

@@ -15,7 +15,7 @@ import torch
 import residua
 from residua.ops.backend import TorchBackend
 from residua.ops.native import NativeBackend
-from residua.util.json_text import write_json
+from residua.tools.output import write_json
 from tests.fuzz import load
 
 LIMITED = """

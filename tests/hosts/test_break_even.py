@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from residua.hosts import break_even
+from residua.hosts import settings
 from residua.hosts.settings import MIN_TOKENS, min_tokens_for
 
 
@@ -17,14 +17,14 @@ def test_a_real_gpu_is_taken_for_one_of_the_table(monkeypatch):
         ("NVIDIA GB200", (10, 0), "b200"),
         ("something new", (13, 0), "h100"),
     ):
-        assert break_even.nearest_gpu(name, capability) == wanted
-    monkeypatch.setattr(break_even, "BREAK_EVEN", {"h100": 8192})
-    assert break_even.nearest_gpu("NVIDIA A30", (8, 0)) == "h100"
+        assert settings.nearest_gpu(name, capability) == wanted
+    monkeypatch.setattr(settings, "BREAK_EVEN", {"h100": 8192})
+    assert settings.nearest_gpu("NVIDIA A30", (8, 0)) == "h100"
 
 
 def test_short_calls_stay_dense_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     minimum = min_tokens_for(torch.device("cuda"))
-    assert MIN_TOKENS < minimum == break_even.BREAK_EVEN["h100"] <= 32768
+    assert MIN_TOKENS < minimum == settings.BREAK_EVEN["h100"] <= 32768
     assert min_tokens_for(torch.device("cpu")) == MIN_TOKENS

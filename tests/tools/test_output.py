@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import resource
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 from residua.errors import InputError
 from residua.tools import output
-from residua.tools.output import MARKER, OutputError, check_folder, publish_files, publish_folder
+from residua.tools.output import MARKER, OutputError, check_folder, publish_files, publish_folder, write_json
 from tests.support.interrupt import entries, interrupted_at
 
 
@@ -159,3 +160,9 @@ def test_ctrl_c_anywhere_leaves_no_scratch(publish, tmp_path):
             with pytest.raises(KeyboardInterrupt), interrupted_at(dataclasses.replace(place, entry=entry)):
                 publish(folder)
             assert not [name for name in listing(folder) if name.startswith(".")], (place, entry)
+
+
+def test_json_is_written_whole(tmp_path):
+    write_json(tmp_path / "a" / "b.json", {"x": 1})
+    assert json.loads((tmp_path / "a" / "b.json").read_text()) == {"x": 1}
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]

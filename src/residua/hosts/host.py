@@ -152,7 +152,7 @@ class HostAttention:
         """The next sparse call of every layer starts cold."""
         self._states.clear()
         self._budget.reset()
-        self._padding.forget()
+        self._padding = PaddingReader()
 
     @property
     def warm(self) -> bool:

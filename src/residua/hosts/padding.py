@@ -48,9 +48,6 @@ class PaddingReader:
     def __init__(self) -> None:
         self._last: tuple[Tensor, int, Rows] | None = None
 
-    def forget(self) -> None:
-        self._last = None
-
     def compact(self, mask: Tensor, valid: Tensor, queries: int) -> Compact | None:
         """How to leave padding out of a call, or None if there is nothing to leave out.
 

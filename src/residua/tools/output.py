@@ -8,8 +8,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import InputError, ResiduaError
+from ..util import json_text
+from ..util.files import write_text_whole
 from ..util.interrupts import uninterrupted
 
 MARKER = ".residua"  # lists the files in a folder that Residua wrote and may therefore replace
@@ -96,6 +99,12 @@ def publish_files(files: Mapping[Path, bytes]) -> None:
         with uninterrupted():
             for scratch, _ in moves:
                 scratch.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes the file completely or not at all; a link is replaced, not followed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_whole(path, json_text.dumps(value, indent=2) + "\n")
 
 
 def _write(path: Path, content: bytes) -> None:

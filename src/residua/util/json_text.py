@@ -6,10 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeGuard
-
-from .files import write_text_whole
 
 
 def finite_only(value: Any) -> Any:
@@ -32,9 +29,3 @@ def is_finite(value: Any) -> TypeGuard[float]:
 def dumps(value: Any, indent: int | None = None) -> str:
     """Valid JSON, whatever the numbers are."""
     return json.dumps(finite_only(value), indent=indent, allow_nan=False)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes the file completely or not at all; a link is replaced, not followed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(path, dumps(value, indent=2) + "\n")

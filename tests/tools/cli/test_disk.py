@@ -17,9 +17,9 @@ from residua.errors import InputError
 from residua.hosts import make_report
 from residua.tools.bench import sweep
 from residua.tools.capture import CaptureWriter, read_captures
+from residua.tools.output import write_json
 from residua.tools.reports.figure import Drawing
 from residua.util.files import write_text_whole
-from residua.util.json_text import write_json
 from tests.support.command import run
 
 BENCH = ("--heads", "1", "--head-dim", "16", "--repeats", "1", "--backend", "torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from residua.errors import InputError
-from residua.hosts.break_even import BREAK_EVEN
+from residua.hosts.settings import BREAK_EVEN
 from residua.tools.plan import estimates as stored
 from residua.tools.plan.speeds import GPUS
 

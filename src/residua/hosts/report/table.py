@@ -97,6 +97,7 @@ def cells(row: ReportRow) -> tuple[str, ...]:
 def footer(report: Report) -> list[str]:
     """What the columns mean, and notes that belong to no row."""
     total = report.total
+    stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in total.stages.items())
     if not total.sparse:
         lines = [f"calls: {total.dense_calls} dense, {total.dense_seconds:.2f} s"] if total.dense_calls else []
         return [*lines, *report.notes]
@@ -110,7 +111,7 @@ def footer(report: Report) -> list[str]:
         f"{total.dense_calls} dense, {total.dense_seconds:.2f} s",
         f"seconds: {report.timed_by}",
         *([_heads(total)] if total.chosen else []),
-        *([_stages(total.stages)] if total.stages else []),
+        *([f"seconds of the sparse calls by stage: {stages}"] if stages else []),
         *(f"memory {name}: {_bytes(size)}" for name, size in report.memory.items() if size),
         *(f"{note} ({calls} {'call' if calls == 1 else 'calls'})" for note, calls in total.notes.items()),
         *report.notes,
@@ -187,10 +188,6 @@ def _heads(total: ReportRow) -> str:
     labels = {"dense": "dense because of max_error"}
     chosen = [f"{labels.get(choice, choice)} {heads}" for choice, heads in total.chosen.items() if heads]
     return f"heads over all sparse calls: {', '.join(chosen)}"
-
-
-def _stages(stages: dict[str, float]) -> str:
-    return "seconds of the sparse calls by stage: " + ", ".join(f"{k} {v:.3f}" for k, v in stages.items())
 
 
 def _bytes(size: int) -> str:

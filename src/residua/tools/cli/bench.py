@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...util import json_text
+from ..output import write_json
 from ..reports.table import Table, number
 from .app import PlainGroup, app, command, console, show, writable
 from .options import BackendName, ForceFile, ReconstructionName, numbers, whole_numbers
@@ -54,7 +55,7 @@ def attention(
         show(_stages(row).rich())
     finally:  # whoever reads the table may have closed the pipe, as `head` does
         if json_path is not None:
-            json_text.write_json(json_path, row.to_dict())
+            write_json(json_path, row.to_dict())
 
 
 @command(bench, epilog="Example:  residua bench sweep --tokens 4096,8192,16384 --densities 0.22")
@@ -85,7 +86,7 @@ def sweep(
         for task in todo:
             watch(len(rows), len(todo), f"{task.tokens:,} tokens at {task.density:g}")
             rows.append(measure(task))
-            json_text.write_json(files[0], [row.to_dict() for row in rows])
+            write_json(files[0], [row.to_dict() for row in rows])
         watch(len(rows), len(todo), "measured")
     sweeping.write_drawings(sweeping.drawings(rows), out)
     show(_table(rows).rich())
@@ -159,7 +160,7 @@ def gpu(
     for table in measuring.tables(report):
         show(table.rich())
     if target is not None:
-        json_text.write_json(target, report)
+        write_json(target, report)
 
 
 def _table(rows: list[CallTimes]) -> Table:

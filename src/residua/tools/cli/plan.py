@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ...util import json_text
+from ..output import write_json
 from .app import command, show, writable
 
 
@@ -46,4 +47,4 @@ def plan(
         show(render(made))
     finally:  # whoever reads the table may have closed the pipe, as `head` does
         if target is not None:
-            json_text.write_json(target, made.to_dict())
+            write_json(target, made.to_dict())

@@ -82,7 +82,7 @@ def stored_estimate(gpu: str, tokens: int, heads: int, density: float, head_dim:
 @lru_cache(maxsize=16)
 def break_even(gpu: str) -> int:
     """Tokens from which a warm call by default takes no longer than dense attention, in steps of 1024; `accelerate`
-    knows these numbers (`residua.hosts.break_even`)."""
+    knows these numbers (`residua.hosts.settings`)."""
     for tokens in range(STEP, MAX_TOKENS, STEP):
         found = stored_estimate(gpu, tokens, TYPICAL_HEADS, TYPICAL_DENSITY)
         if found is not None and found.ms <= found.dense_ms:

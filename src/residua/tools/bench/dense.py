@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -29,11 +30,9 @@ def dense_kernels(q: Tensor, k: Tensor, v: Tensor, scale: float) -> dict[str, Ke
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, kernel: SDPBackend | None = None) -> Tensor:
-    options = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    if kernel is None:
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
-    with sdpa_kernel(kernel):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)  # type: ignore[arg-type]
+    with nullcontext() if kernel is None else sdpa_kernel(kernel):
+        grouped = q.shape[1] != k.shape[1]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -47,10 +46,5 @@ def _flashinfer(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     import flashinfer
 
     kernel: Any = flashinfer.single_prefill_with_kv_cache
-
-    def one(*tokens: Tensor) -> Tensor:
-        parts = (x.transpose(0, 1) for x in tokens)  # [N, H, D]
-        out: Tensor = kernel(*parts, sm_scale=scale)
-        return out.transpose(0, 1)
-
-    return torch.stack([one(*same) for same in zip(q, k, v, strict=True)])
+    by_entry = zip(*(x.transpose(1, 2) for x in (q, k, v)), strict=True)  # [N, H, D]
+    return torch.stack([kernel(*same, sm_scale=scale) for same in by_entry]).transpose(1, 2)

@@ -75,9 +75,9 @@ def measure(task: GpuCase, device: torch.device, progress: Progress = lambda _: 
         reasons = backend.reasons(Demand.of(call))
         if reasons or name == "reference":
             found[name] = {"reasons": reasons or ["what the others are measured by, too slow itself"]}
-            continue
-        progress(f"backend: {name}")
-        found[name] = measure_backend(task, call, backend, dense, progress)
+        else:
+            progress(f"backend: {name}")
+            found[name] = measure_backend(task, call, backend, dense, progress)
     if device.type == "cuda":  # `auto` uses what was measured here
         timed = {name: row["call_ms"] for name, row in found.items() if "call_ms" in row}
         remember(device, order=sorted(timed, key=lambda name: timed[name]))

@@ -137,7 +137,8 @@ def _from_plain(path: Path) -> CapturedCall:
         raise InputError(f"{path}: wanted a name such as model_L0_H0.safetensors, or a {MANIFEST}")
     with _opened(path) as file:
         metadata = file.metadata() or {}
-    grid, scale = _plain_grid(metadata.get("grid", "")), metadata.get("scale")
+    sizes = [int(part) for part in metadata.get("grid", "").split("x") if re.fullmatch("[0-9]{1,9}", part)]
+    grid, scale = {2: [1, *sizes], 3: sizes}.get(len(sizes)), metadata.get("scale")
     step = None if found["step"] is None else int(found["step"])
     try:
         number = None if scale is None else float(scale)
@@ -145,11 +146,6 @@ def _from_plain(path: Path) -> CapturedCall:
         raise InputError(f"{path}: scale {scale!r} in its metadata; wanted a number") from None
     place = {"layer": int(found["layer"]), "head": int(found["head"]), "step": step, "branch": ""}
     return _described(path, {"model": found["model"], **place, "grid": grid, "scale": number})
-
-
-def _plain_grid(text: str) -> list[int] | None:
-    sizes = [int(part) for part in text.split("x") if re.fullmatch("[0-9]{1,9}", part)]
-    return {2: [1, *sizes], 3: sizes}.get(len(sizes))
 
 
 def _described(path: Path, entry: Mapping[str, Any]) -> CapturedCall:

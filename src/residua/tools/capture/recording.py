@@ -68,40 +68,24 @@ class Recorder:
         if places is None:
             self.skipped.add(f"{layer.name}: its mask is not key padding")
             return
-        for element in range(len(q)):
+        for element, place in enumerate(places):
             branch = site.now.branch if len(q) == 1 else f"{site.now.branch}/{element}"
             for head in _numbers("heads", self.selection.heads, q.shape[2]):
-                self._add(site, element, branch, head, (q, k, v), scale, places[element])
+                shared = head * k.shape[2] // q.shape[2]
+                rows = q[element, :, head], k[element, :, shared], v[element, :, shared]
+                key = {"layer": site.layer, "head": head, "step": site.now.step, "branch": branch}
+                self._add(key, *rows, scale, place)
 
-    def _add(
-        self,
-        site: Site,
-        element: int,
-        branch: str,
-        head: int,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        scale: float | None,
-        place: _Place,
-    ) -> None:
-        if self.full or self.writer.has(site.layer, head, site.now.step, branch):
+    def _add(self, key: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, scale: float | None, place: _Place) -> None:
+        """Writes one head, q [Nq, D], k [Nk, D], v [Nk, Dv], unless it is there."""
+        if self.full or self.writer.has(**key):
             return
-        q, k, v = qkv
-        shared = head * k.shape[2] // q.shape[2]
-        rows = q[element, :, head], k[element, :, shared], v[element, :, shared]
-        added = self.writer.add(
-            rows[0] if place.queries is None else rows[0][place.queries],
-            *(x if place.keys is None else x[place.keys] for x in rows[1:]),
-            layer=site.layer,
-            head=head,
-            step=site.now.step,
-            branch=branch,
-            grid=place.grid,
-            scale=scale,
-            text=place.text or None,
-            text_queries=place.text_queries or None,
-        )
+        q = q if place.queries is None else q[place.queries]
+        k, v = (x if place.keys is None else x[place.keys] for x in (k, v))
+        text: dict[str, Any] = {"text": place.text or None, "text_queries": place.text_queries or None}
+        added = self.writer.add(q, k, v, **key, grid=place.grid, scale=scale, **text)
         # otherwise another process has recorded it meanwhile
-        self.full = not added and not self.writer.has(site.layer, head, site.now.step, branch)
+        self.full = not added and not self.writer.has(**key)
         if self.progress is not None:
             self.progress(len(self.writer))
 
@@ -133,26 +117,18 @@ class _Place:
 def _places(site: Site, q: Tensor, k: Tensor, mask: Tensor | None) -> list[_Place] | None:
     queries, keys = q.shape[1], k.shape[1]
     text_queries, text = site.text_queries, site.text_keys
-    valid = None if mask is None else key_padding(mask, len(q))
-    if mask is not None and valid is None:
-        return None
-    if valid is None:
+    if mask is None:
         return [_Place(None, None, site.now.grid, text, text_queries)] * len(q)
+    valid = key_padding(mask, len(q))
+    if valid is None:
+        return None
     places = []
     for kept in valid.cpu():
         before = torch.nn.functional.pad(kept.cumsum(0), (1, 0)).tolist()
-        index = kept.nonzero()[:, 0].to(q.device)
+        index, moved = kept.nonzero()[:, 0].to(q.device), _moved(text, before)
         # nobody reads the query rows of padding
-        same = queries == keys
-        places.append(
-            _Place(
-                index if same else None,
-                index,
-                site.now.grid,
-                _moved(text, before),
-                _moved(text_queries, before) if same else text_queries,
-            )
-        )
+        rows, rows_text = (index, _moved(text_queries, before)) if queries == keys else (None, text_queries)
+        places.append(_Place(rows, index, site.now.grid, moved, rows_text))
     return places
 
 

@@ -33,13 +33,8 @@ class CaptureWriter:
     ) -> None:
         self.folder = Path(folder)
         self.limit_bytes = limit_bytes
-        self._manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": model,
-            "run": dict(run or {}),
-            "calls": [],
-        }
+        made = {"model": model, "run": dict(run or {}), "calls": []}
+        self._manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **made}
         if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
             raise InputError(f"{self.folder} is a link or a file: give a folder")
         self._known: set[Any] = set()

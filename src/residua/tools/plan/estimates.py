@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -28,10 +29,8 @@ class StoredEstimate:
     grouping_ms: float
     attention_ms: float  # the exact pairs and the summary
     launches: int
-    gigabytes: float  # moved
     peak_gib: float  # above q, k and v
     dense_ms: float  # the same call by the dense kernel that pipelines run
-    best_dense_ms: float  # and by the best one published
 
 
 @lru_cache(maxsize=1)
@@ -66,16 +65,13 @@ def stored_estimate(gpu: str, tokens: int, heads: int, density: float, head_dim:
         return fixed + heads * wide * _between(rows, f"{name}_ms_per_head", tokens, density)
 
     nearest = min(rows, key=lambda row: abs(math.log(row["tokens"] / tokens)))
-    flops = 4 * float(tokens) ** 2 * head_dim * heads / 1e9
     return StoredEstimate(
         ms=max(total("call"), nearest["host_ms"]),
         grouping_ms=total("grouping"),
         attention_ms=total("attention"),
         launches=nearest["launches"],
-        gigabytes=heads * wide * _between(rows, "gigabytes_per_head", tokens, density),
         peak_gib=heads * wide * _between(rows, "peak_gib_per_head", tokens, density),
-        dense_ms=flops / device.dense,
-        best_dense_ms=flops / device.fast_dense,
+        dense_ms=4 * float(tokens) ** 2 * head_dim * heads / 1e9 / device.dense,
     )
 
 
@@ -114,6 +110,5 @@ def _neighbours(points: list[Any], place: float) -> tuple[Any, Any]:
     """The two points that lie around a place, or the two nearest to it."""
     if len(points) == 1:
         return points[0], points[0]
-    above = next((i for i, point in enumerate(points) if point >= place), len(points) - 1)
-    above = max(1, above)
+    above = min(max(1, bisect_left(points, place)), len(points) - 1)
     return points[above - 1], points[above]

@@ -79,7 +79,8 @@ def make_plan(
             transfer=moved / (1e9 * machine.link),
         )
 
-    sparse = bool(schedule.sparse_calls)
+    call_bytes = timed.peak_bytes if schedule.sparse_calls else 0
+    state_bytes = schedule.cold_calls * call.state_bytes
     return Plan(
         model=architecture,
         machine=machine,
@@ -93,14 +94,7 @@ def make_plan(
         schedule=schedule,
         call=call,
         timed=timed,
-        memory=count_memory(
-            architecture,
-            forward,
-            machine,
-            offload,
-            timed.peak_bytes if sparse else 0,
-            schedule.cold_calls * call.state_bytes,
-        ),
+        memory=count_memory(architecture, forward, machine, offload, call_bytes, state_bytes),
         seconds=seconds(machine.attention),
         seconds_fast=seconds(machine.fast_attention) if machine.fast_attention else None,
         notes=(*architecture.notes, *_notes(architecture, pixels, frames, grid, config, call)),

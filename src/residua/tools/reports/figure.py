@@ -132,12 +132,8 @@ def mass_against_error(points: Mapping[str, Sequence[tuple[float, float]]]) -> D
     for (model, colour), mark in zip(colours(list(points)).items(), cycle(MARKS), strict=False):
         x, y = zip(*points[model], strict=True)
         axis.scatter(x, y, s=26, alpha=0.75, color=colour, marker=mark, label=model)
-    axis.set(
-        xscale="log",
-        yscale="log",
-        ylabel="p99 row error",
-        xlabel="attention mass that the route skips (mean over rows)",
-    )
+    axis.set(xscale="log", yscale="log")
+    axis.set(xlabel="attention mass that the route skips (mean over rows)", ylabel="p99 row error")
     axis.legend(frameon=False, fontsize=8, labelcolor=INK)
     return drawn(figure)
 
@@ -168,10 +164,7 @@ def curves(
         axis.set(title=title, xlabel=xlabel, ylabel=ylabel)
         if all(float(x).is_integer() for pairs in lines.values() for x, _ in pairs):
             axis.xaxis.get_major_locator().set_params(integer=True)
-        if log:
-            _log_ticks(axis)
-        else:
-            _from_zero(axis)
+        (_log_ticks if log else _from_zero)(axis)
     # below the panels: inside them it would cover lines
     _legend_below(figure, axes[0, 0], min(4, len(axes[0, 0].get_legend_handles_labels()[1])))
     return drawn(figure)

@@ -41,12 +41,8 @@ class Table:
         return cls(title, (first, *shown), rows, note, emphasis)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "title": self.title,
-            "columns": list(self.columns),
-            "rows": [list(row) for row in self.rows],
-            "note": self.note,
-        }
+        rows = [list(row) for row in self.rows]
+        return {"title": self.title, "columns": list(self.columns), "rows": rows, "note": self.note}
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, with bars in cells escaped."""
@@ -69,28 +65,18 @@ class Table:
             word = next((word for word in colours or {} if cell.startswith(word)), "")
             return f"[{colours[word]}]{word}[/]{escape(cell[len(word) :])}" if colours and word else escape(cell)
 
-        table = RichTable(
-            title=escape(self.title) or None,
-            title_justify="left",
-            caption_justify="left",
-            box=None,
-            padding=(0, 1, 0, 0),
-            pad_edge=False,
-        )
+        table = RichTable(box=None, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left", caption_justify="left")
+        table.title, table.caption = escape(self.title) or None, escape(self.note) or None
         shown = [place for place, column in enumerate(self.columns) if column not in leave_out]
         for place in shown:
-            if place == 0:
-                table.add_column(escape(self.columns[0]), overflow="fold")
+            title = escape(self._narrow_title(place) if place else self.columns[0])
+            if place and self._holds_numbers(place):
+                table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
             else:
-                title = escape(self._narrow_title(place))
-                if self._holds_numbers(place):
-                    table.add_column(title, justify="right", vertical="bottom", no_wrap=True)
-                else:
-                    table.add_column(title, overflow="fold")
+                table.add_column(title, overflow="fold")
         for row in self.rows:
             style = "bold" if row[0] == self.emphasis else None
             table.add_row(*(coloured(row[place]) for place in shown), style=style)
-        table.caption = escape(self.note) if self.note else None
         return table
 
     def _holds_numbers(self, place: int) -> bool:

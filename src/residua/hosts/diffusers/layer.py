@@ -95,9 +95,10 @@ class AttentionLayer:
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, causal: bool
     ) -> Tensor:
         """One call on the user's backend.  # [B, Nq, H, D]"""
-        return self._dispatch(q, k, v, mask, 0.0, causal, scale, q.shape[2] != k.shape[2])
+        grouped = q.shape[2] != k.shape[2]
+        return self._dispatch(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    def _dispatch(self, *given: Any) -> Tensor:
+    def _dispatch(self, *given: Any, **named: Any) -> Tensor:
         from diffusers.models.attention_dispatch import dispatch_attention_fn
 
-        return dispatch_attention_fn(*given, backend=self.backend)
+        return dispatch_attention_fn(*given, backend=self.backend, **named)

@@ -30,8 +30,15 @@ def _by_rank(known: dict[str, Backend], device: torch.device) -> list[Backend]:
 
 
 def slow_note(chosen: str, demand: Demand) -> str | None:
-    """A sentence for the user if a call on a CPU runs on backend `chosen` because the native kernels cannot take it;
-    otherwise None."""
+    """What the user should know if a call on a CPU runs without the native kernels.
+
+    Args:
+        chosen: The name of the backend that runs it.
+        demand: What the call asks of a backend.
+
+    Returns:
+        A sentence with the reasons; None if there is nothing to say.
+    """
     if chosen != "torch" or demand.device.type != "cpu":
         return None
     native = backends().get("native")
@@ -44,7 +51,14 @@ def slow_note(chosen: str, demand: Demand) -> str | None:
 
 
 def rules_for(device: torch.device) -> str:
-    """The name of the rules (`residua.method.rules`) by which calls on a device run."""
+    """By which rules (`residua.method.rules`) calls run.
+
+    Args:
+        device: It holds the tensors.
+
+    Returns:
+        The name of the rules.
+    """
     return "cpu" if device.type == "cpu" else "gpu"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 import residua
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 
 PACKAGE = Path(residua.__file__).parent
 

@@ -13,8 +13,8 @@ from residua.method.inputs import validate
 from residua.method.route import route_cells
 from residua.method.stages import SizedCall
 from residua.ops.backend import Backend
-from residua.synthetic import VideoLike, video_like
 from residua.tools.metrics.row_error import row_errors
+from residua.tools.synthetic import VideoLike, video_like
 from tests.support.making import in_groups
 from tests.support.oracle import masked_attention, normal, paper, qkv, route_mask, small, worst
 

@@ -8,7 +8,7 @@ import torch
 from residua import State, attention
 from residua.method.grouping.reuse import BORROWED_STEPS
 from residua.method.inputs import validate
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 from residua.types import GroupMemory
 from tests.support.oracle import normal, qkv, small
 

@@ -3,7 +3,7 @@
     python -m dev.benchmarks.padded_text
 
 One self-attention call with 8,320 video tokens at density 0.22, through the same object that `accelerate`
-uses. Queries, keys and values of the video are structured as in a video model (`residua.synthetic`: three
+uses. Queries, keys and values of the video are structured as in a video model (`residua.tools.synthetic`: three
 concentrations, head dim 128; noise through random weights has no structure that could be reconstructed),
 those of the text are random. The text follows the video, its valid rows first, as in HunyuanVideo-1.5 (1,985
 rows, 136 valid), HunyuanVideo and Mochi (256 rows, 40 valid). Prints mean and p99 of the relative row error
@@ -23,8 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from residua import Config
 from residua.hosts import HostAttention, Pass, Preset, Settings, Site, around, make_report
 from residua.hosts.padding import PaddingReader
-from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
 from residua.tools.metrics.row_error import row_errors
+from residua.tools.synthetic import CONCENTRATIONS, VideoLike, video_like
 
 GRID, HEADS, HEAD_DIM = (13, 20, 32), 4, 128
 TEXTS = {"HunyuanVideo-1.5": (1985, 136), "HunyuanVideo, Mochi": (256, 40)}  # rows, of which valid

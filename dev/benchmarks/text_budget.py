@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from residua import Config, attention
-from residua.synthetic import CONCENTRATIONS, VideoLike
 from residua.tools.metrics.row_error import row_errors
+from residua.tools.synthetic import CONCENTRATIONS, VideoLike
 
 from .padded_text import joint_call
 

@@ -18,7 +18,7 @@ from residua.method.sizes import resolve
 from residua.method.stages import SizedCall
 from residua.ops.backend import Demand
 from residua.ops.select import choose_backend
-from residua.synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
+from residua.tools.synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
 from residua.types import Route
 
 TILES = ("tall_tiles", "low_tiles", "full_trips", "cut_trips", "low_full_trips", "low_cut_trips")

@@ -12,9 +12,9 @@ from residua.baselines import METHODS, Method, Outcome, Task, groups, oracle, pi
 from residua.baselines import task as tasks
 from residua.errors import InputError
 from residua.method.grouping.partition import kmeans
-from residua.synthetic import VideoLike, video_like
 from residua.tools.metrics.row_error import relative_row_error, row_errors
 from residua.tools.studies.baselines import chosen_methods
+from residua.tools.synthetic import VideoLike, video_like
 from residua.types import Partition, Route
 
 GRID = (4, 8, 12)

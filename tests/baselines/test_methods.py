@@ -12,7 +12,7 @@ import torch
 from residua import Config, InputError, State
 from residua.baselines import METHODS, Method, find_method, method_names
 from residua.method.budget import SharedBudget
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 from tests.support.oracle import masked_attention
 
 GRID = (4, 8, 8)

@@ -11,7 +11,7 @@ import torch
 import residua
 from residua.ops.backend import Demand
 from residua.ops.select import backends
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 
 
 def names(dtype, dim):

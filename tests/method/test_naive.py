@@ -9,7 +9,7 @@ import residua
 from residua.method import naive
 from residua.method.reconstructions import RECONSTRUCTIONS
 from residua.ops.select import backends
-from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
+from residua.tools.synthetic import CONCENTRATIONS, VideoLike, video_like
 from tests.support.making import grouped_call
 
 GRID, DENSITY = (4, 16, 16), 0.3

@@ -8,7 +8,7 @@ from dev.benchmarks.paper_agreement import agreement
 from residua import Config
 from residua.method.inputs import validate
 from residua.ops.select import backends
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 
 
 @pytest.mark.parametrize("backend", ["torch", "native", "reference"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import residua
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 
 CONFIG = residua.Config(density=0.22, backend="native")
 

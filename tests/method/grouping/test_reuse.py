@@ -7,7 +7,7 @@ import torch
 
 from residua import Config, State, attention
 from residua.method.grouping import reuse
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 
 CONFIG = Config(density=0.3, query_groups=8, kv_groups=16, probes=8, backend="torch", regroup_every=4)
 GRID = (4, 8, 8)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from residua import Config, attention
 from residua.ops import backends
-from residua.synthetic import VideoLike, video_like
+from residua.tools.synthetic import VideoLike, video_like
 from residua.types import Choice, Drift, SummaryKeys
 from tests.support.making import grouped_call, stages
 from tests.support.oracle import expand_heads, masked_attention, normal, qkv, small, worst

@@ -9,7 +9,6 @@ import torch
 
 import residua
 from residua import Config
-from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.metrics.row_error import relative_row_error
 from residua.tools.studies import ablations as ab
@@ -24,6 +23,7 @@ from residua.tools.studies.ablations import (
 )
 from residua.tools.studies.study import Result, average, of
 from residua.tools.studies.subject import Subject
+from residua.tools.synthetic import VideoLike, video_like
 
 SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"
 CONFIG = Config.paper(density=0.3, probes=24, query_groups=12, kv_groups=24, backend="torch")

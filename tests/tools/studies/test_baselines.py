@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from residua import Config
-from residua.synthetic import VideoLike, video_like
 from residua.tools.capture.captures import CapturedCall, read_captures
 from residua.tools.studies.baselines import Measurement, chosen_methods, cost_table, findings, measure_all, task_of
+from residua.tools.synthetic import VideoLike, video_like
 from tests.support.command import run
 
 

@@ -9,7 +9,6 @@ import torch
 import residua
 from residua import Config
 from residua.errors import InputError
-from residua.synthetic import CONCENTRATIONS, VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.studies.budgets import (
     FINER,
@@ -27,6 +26,7 @@ from residua.tools.studies.budgets import (
     settings,
     shared,
 )
+from residua.tools.synthetic import CONCENTRATIONS, VideoLike, video_like
 
 CONFIG = Config(probes=16, backend="torch", query_groups=8, kv_groups=24)
 GRID = (4, 8, 8)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from residua import Config
-from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.reports.page import Finding
 from residua.tools.studies import subject
@@ -27,6 +26,7 @@ from residua.tools.studies.diagnostics import (
 )
 from residua.tools.studies.study import weighed
 from residua.tools.studies.subject import Subject, dense_rows
+from residua.tools.synthetic import VideoLike, video_like
 
 CONFIG = Config.paper(query_groups=6, kv_groups=10, density=0.3, probes=8, backend="torch")
 

@@ -12,7 +12,6 @@ import residua
 from residua import Config
 from residua.method.rules import CPU
 from residua.method.sizes import resolve
-from residua.synthetic import VideoLike, video_like
 from residua.tools.capture import CaptureWriter, read_captures
 from residua.tools.metrics.row_error import relative_row_error
 from residua.tools.studies.reconstructions import (
@@ -36,6 +35,7 @@ from residua.tools.studies.reconstructions import (
     worse_tables,
 )
 from residua.tools.studies.subject import Subject
+from residua.tools.synthetic import VideoLike, video_like
 from tests.support.study_results import made
 
 SHIPPED = Path(__file__).parents[2] / "data" / "captures" / "world"

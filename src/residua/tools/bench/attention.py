@@ -22,10 +22,10 @@ from ...method.stages import SizedCall
 from ...ops.backend import Backend, Demand
 from ...ops.select import choose_backend
 from ...state import State
-from ...synthetic import key_fraction, video_like
 from ...types import Call
 from ..doctor import cpu
 from ..metrics.row_error import row_errors
+from ..synthetic import key_fraction, video_like
 from .case import DTYPES, BenchCase, median_stages_ms, milliseconds
 from .check import ROUNDING, kernel_error
 from .memory import peak_extra_bytes

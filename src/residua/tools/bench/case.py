@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...receipt import Receipt
-from ...synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
+from ..synthetic import CONCENTRATIONS, VideoLike, grid_for, video_like
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HEADS_AT_ONCE = 4

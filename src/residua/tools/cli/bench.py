@@ -103,8 +103,8 @@ def synthetic(
     backend: BackendName = "auto",
 ) -> None:
     """Run the operator on broad, medium and sparse synthetic heads and compare it with dense attention."""
-    from ...synthetic import CONCENTRATIONS
     from ..bench.attention import CallCase, measure
+    from ..synthetic import CONCENTRATIONS
 
     base = CallCase(tokens, heads, head_dim, density, backend=backend, repeats=3, reconstruction=reconstruction)
     rows = []

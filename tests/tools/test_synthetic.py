@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import residua
-from residua.synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 from residua.tools.metrics.row_error import row_errors
+from residua.tools.synthetic import CONCENTRATIONS, VideoLike, grid_for, key_fraction, video_like
 from tests.support.oracle import masked_attention
 
 SMALL = (6, 12, 16)  # 1152 tokens

@@ -34,33 +34,16 @@ class NativeAttention(NativeBase):
         if summary is not None and summary.log_weight.shape[-1]:
             keys, values, weight = floats(summary.keys), floats(summary.values), floats(summary.log_weight)
             if summary.drift is not None:
-                drift = summary.drift
-                basis, origin = floats(drift.basis), floats(drift.origin)
-                curve, slope = floats(drift.curve), floats(drift.slope)
-        args = abi.AttendArgs(
-            shape=abi.Shape.of(q, k, v),
-            query=route.query,
-            kv=route.kv,
-            q=q,
-            k=k,
-            v=v,
-            out=out,
-            lse=lse,
-            cells=route.cells,
-            summary_keys=keys,
-            summary_values=values,
-            summary_weight=weight,
-            basis=basis,
-            origin=origin,
-            curve=curve,
-            slope=slope,
-            summary_count=0 if weight is None else weight.shape[-1],
-            rank=0 if basis is None else basis.shape[-1],
-            scale=scale,
-            max_bend=MAX_BEND,
-            dtype=q.dtype,
-            out_dtype=out.dtype,
+                basis, origin = floats(summary.drift.basis), floats(summary.drift.origin)
+                curve, slope = floats(summary.drift.curve), floats(summary.drift.slope)
+        tensors = dict(q=q, k=k, v=v, out=out, lse=lse, query=route.query, kv=route.kv, cells=route.cells)
+        means = dict(summary_keys=keys, summary_values=values, summary_weight=weight)
+        drift = dict(basis=basis, origin=origin, curve=curve, slope=slope)
+        counts = dict(
+            summary_count=0 if weight is None else weight.shape[-1], rank=0 if basis is None else basis.shape[-1]
         )
+        numbers = dict(scale=scale, max_bend=MAX_BEND, dtype=q.dtype, out_dtype=out.dtype)
+        args = abi.AttendArgs(shape=abi.Shape.of(q, k, v), **tensors, **means, **drift, **counts, **numbers)
         self._run("attend", args)
         return out, lse
 
@@ -90,24 +73,9 @@ class NativeAttention(NativeBase):
         width = -(-v.shape[-1] // 16) * 16
         states = 1 if kept is None else 2
         partial = new_floats(batch * heads * blocks * chunks, states * block * (width + 2))
-        args = abi.RowsArgs(
-            shape=abi.Shape.of(rows, k, v),
-            q=rows,
-            k=k,
-            v=v,
-            out=out,
-            key_mask=key_mask,
-            partial=partial,
-            block_rows=block,
-            chunks=chunks,
-            kept=kept,
-            labels=None if kv is None else kv.labels,
-            order=None if kv is None else kv.order,
-            groups=0 if kept is None else kept.shape[-1],
-            part=part,
-            part_lse=lse,
-            scale=scale,
-            dtype=rows.dtype,
-        )
-        self._run("attend_rows", args)
+        tensors = dict(q=rows, k=k, v=v, key_mask=key_mask, out=out, part=part, part_lse=lse, partial=partial)
+        choice = dict(kept=kept, groups=0 if kept is None else kept.shape[-1])
+        keys = dict(labels=None, order=None) if kv is None else dict(labels=kv.labels, order=kv.order)
+        numbers = dict(block_rows=block, chunks=chunks, scale=scale, dtype=rows.dtype)
+        self._run("attend_rows", abi.RowsArgs(shape=abi.Shape.of(rows, k, v), **tensors, **choice, **keys, **numbers))
         return out, part, lse

@@ -20,17 +20,9 @@ class NativeGrouping(NativeBase):
 
     def project(self, x: Tensor, factor: Tensor, normalise: bool, rough: bool = False) -> Tensor:
         out = new_floats(*x.shape[:3], factor.shape[-1])
-        args = abi.ProjectArgs(
-            shape=abi.Shape.of(x),
-            x=x,
-            factor=floats(factor),
-            out=out,
-            rank=factor.shape[-1],
-            min_rms=MIN_RMS,
-            normalise=normalise,
-            dtype=x.dtype,
-        )
-        self._run("project", args)
+        tensors = dict(x=x, factor=floats(factor), out=out)
+        numbers = dict(rank=factor.shape[-1], min_rms=MIN_RMS, normalise=normalise, dtype=x.dtype)
+        self._run("project", abi.ProjectArgs(shape=abi.Shape.of(x), **tensors, **numbers))
         return out
 
     def lloyd(
@@ -40,31 +32,18 @@ class NativeGrouping(NativeBase):
         heads, tokens, rank = x.shape
         groups = centres.shape[1]
         labels, found = torch.empty(heads, tokens, dtype=torch.long), new_floats(*centres.shape)
-        sizes = torch.empty(heads, groups, dtype=torch.long)
-        args = abi.KmeansArgs(
-            heads=heads,
-            tokens=tokens,
-            rank=rank,
-            groups=groups,
-            steps=steps,
-            x=x,
-            centres=centres,
-            valid=valid,
-            labels=labels,
-            means=found,
-            sizes=sizes,
-        )
-        self._run("kmeans", args)
-        return labels, found, sizes
+        counts = torch.empty(heads, groups, dtype=torch.long)
+        sizes = dict(heads=heads, tokens=tokens, rank=rank, groups=groups, steps=steps)
+        tensors = dict(x=x, centres=centres, valid=valid, labels=labels, means=found, sizes=counts)
+        self._run("kmeans", abi.KmeansArgs(**sizes, **tensors))
+        return labels, found, counts
 
     def sort_groups(self, labels: Tensor, groups: int) -> Partition:
         labels = labels.contiguous()
         *heads, tokens = labels.shape
         order, offsets = torch.empty_like(labels), labels.new_empty(*heads, groups + 1)
-        args = abi.SortArgs(
-            heads=math.prod(heads), tokens=tokens, groups=groups, labels=labels, order=order, offsets=offsets
-        )
-        self._run("sort_groups", args)
+        sizes = dict(heads=math.prod(heads), tokens=tokens, groups=groups)
+        self._run("sort_groups", abi.SortArgs(**sizes, labels=labels, order=order, offsets=offsets))
         return Partition(labels, order, offsets)
 
     def gather_rows(self, x: Tensor, order: Tensor) -> Tensor:
@@ -72,39 +51,21 @@ class NativeGrouping(NativeBase):
         batch, heads, tokens, dim = x.shape
         out = torch.empty(batch, heads, order.shape[-1], dim, dtype=x.dtype)
         size = x.element_size()
-        args = abi.GatherArgs(
-            batch=batch,
-            heads=heads,
-            tokens=tokens,
-            rows=order.shape[-1],
-            row_bytes=dim * size,
-            x=abi.View.of(x, size),
-            order=order,
-            out=out,
-        )
-        self._run("gather_rows", args)
+        sizes = dict(batch=batch, heads=heads, tokens=tokens, rows=order.shape[-1], row_bytes=dim * size)
+        self._run("gather_rows", abi.GatherArgs(**sizes, x=abi.View.of(x, size), order=order, out=out))
         return out
 
     def group_means(self, x: Tensor, partition: Partition, keep: bool = False) -> Tensor:
         means = new_floats(*x.shape[:2], partition.groups, x.shape[-1])
-        args = abi.MeansArgs(shape=abi.Shape.of(x), groups=partition, x=x, means=means, dtype=x.dtype)
-        self._run("group_means", args)
+        tensors = dict(groups=partition, x=x, means=means)
+        self._run("group_means", abi.MeansArgs(shape=abi.Shape.of(x), **tensors, dtype=x.dtype))
         return means
 
     def central_rows(self, x: Tensor, labels: Tensor, groups: int, count: int) -> Tensor:
         *heads, tokens = labels.shape
         rows = labels.new_empty(*heads, count)
-        args = abi.CentralArgs(
-            heads=math.prod(heads),
-            tokens=tokens,
-            rank=x.shape[-1],
-            groups=groups,
-            count=count,
-            x=floats(x),
-            labels=labels,
-            rows=rows,
-        )
-        self._run("central_rows", args)
+        sizes = dict(heads=math.prod(heads), tokens=tokens, rank=x.shape[-1], groups=groups, count=count)
+        self._run("central_rows", abi.CentralArgs(**sizes, x=floats(x), labels=labels, rows=rows))
         return rows
 
 
@@ -121,34 +82,17 @@ class NativeCells(NativeBase):
         # Anchors of the query heads that share a K/V head are one block: its keys are packed once for all.
         shape = abi.Shape.of(anchors, k, k, queries=heads // kv_heads * count)
         task_groups = max(1, MASS_KEYS * kv.groups // max(1, keys))
-        args = abi.MassArgs(
-            shape=shape,
-            kv=kv,
-            anchors=floats(anchors),
-            k=k,
-            mass=mass,
-            task_groups=task_groups,
-            scale=scale,
-            dtype=k.dtype,
-        )
-        self._run("cell_mass", args)
+        tensors = dict(kv=kv, anchors=floats(anchors), k=k, mass=mass)
+        numbers = dict(task_groups=task_groups, scale=scale, dtype=k.dtype)
+        self._run("cell_mass", abi.MassArgs(shape=shape, **tensors, **numbers))
         return mass
 
     def _spend(self, log_share: Tensor, query_sizes: Tensor, kv_sizes: Tensor, budgets: Sequence[Tensor]) -> Tensor:
         *heads, query_groups, kv_groups = log_share.shape
         cells = torch.empty(len(budgets), *log_share.shape, dtype=torch.bool)
-        args = abi.SpendArgs(
-            heads=math.prod(heads),
-            query_groups=query_groups,
-            kv_groups=kv_groups,
-            passes=FILL_PASSES,
-            budgets=len(budgets),
-            log_share=floats(log_share),
-            log_sizes=kv_sizes.clamp(min=1).float().log(),
-            query_sizes=query_sizes,
-            kv_sizes=kv_sizes,
-            budget=torch.stack([own.expand(heads) for own in budgets]),
-            cells=cells,
-        )
-        self._run("spend", args)
+        sizes = dict(heads=math.prod(heads), query_groups=query_groups, kv_groups=kv_groups, budgets=len(budgets))
+        weights = dict(log_share=floats(log_share), log_sizes=kv_sizes.clamp(min=1).float().log())
+        counts = dict(query_sizes=query_sizes, kv_sizes=kv_sizes)
+        budget = torch.stack([own.expand(heads) for own in budgets])
+        self._run("spend", abi.SpendArgs(**sizes, passes=FILL_PASSES, **weights, **counts, budget=budget, cells=cells))
         return cells

@@ -19,26 +19,16 @@ class NativeMatrices(NativeBase):
     def matmul(self, x: Tensor, y: Tensor) -> Tensor:
         turned = y.stride(-1) != 1 and y.stride(-2) == 1  # a transposed view needs no copy
         out = new_floats(*x.shape[:-1], y.shape[-1])
-        args = abi.MatmulArgs(
-            matrices=math.prod(x.shape[:-2]),
-            rows=x.shape[-2],
-            inner=x.shape[-1],
-            columns=y.shape[-1],
-            transposed=turned,
-            x=floats(x),
-            y=floats(y.mT if turned else y),
-            out=out,
-        )
-        self._run("matmul", args)
+        sizes = dict(matrices=math.prod(x.shape[:-2]), rows=x.shape[-2], inner=x.shape[-1], columns=y.shape[-1])
+        tensors = dict(x=floats(x), y=floats(y.mT if turned else y), out=out)
+        self._run("matmul", abi.MatmulArgs(**sizes, transposed=turned, **tensors))
         return out
 
     def second_moment(self, x: Tensor, counted: Tensor | None, centred: bool) -> Tensor:
         batch, heads, _, dim = x.shape
         moment = torch.empty(batch, heads, dim, dim, dtype=torch.double)
-        args = abi.MomentArgs(
-            shape=abi.Shape.of(x), x=x, counted=counted, moment=moment, centred=centred, dtype=x.dtype
-        )
-        self._run("second_moment", args)
+        tensors = dict(x=x, counted=counted, moment=moment)
+        self._run("second_moment", abi.MomentArgs(shape=abi.Shape.of(x), **tensors, centred=centred, dtype=x.dtype))
         return moment
 
     def row_peaks(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,9 +89,8 @@ class Config:
             picture's width.
         kmeans_cold: K-means steps of the first call of a run.
         kmeans_warm: K-means steps of later calls, which start from the groups of the call before.
-        regroup_every: The most calls for which tokens keep their groups before they are clustered again; on a
-            CPU a head whose rows have moved away from their groups is clustered earlier. 1: every call
-            clusters.
+        regroup_every: The most calls for which tokens keep their groups before they are clustered again; on a CPU a
+            head whose rows have moved away from their groups is clustered earlier. 1: every call clusters.
         partition: How tokens are grouped: "response" (the paper's), "key-response" or "semantic".
         score: How cells are scored: "mass" (exact over the keys of a group), "centroid" (as if all keys of a
             group lay at its centroid), or "value-error" ("centroid" times the distance of the values from
@@ -159,10 +158,9 @@ class Config:
 
     @classmethod
     def authors(cls, **changes: Any) -> Config:
-        """The paper's method with the choices of the authors' own package where the paper leaves them open:
-        300 query and 1000 K/V groups for every model, the largest groups probed first, the same number of
-        keys for every query group, cells scored by mass times value error
-        (docs/decisions/0010-what-the-paper-leaves-open.md).
+        """The paper's method with the choices of the authors' own package where the paper leaves them open: 300 query
+        and 1000 K/V groups for every model, the largest groups probed first, the same number of keys for every query
+        group, cells scored by mass times value error (docs/decisions/0010-what-the-paper-leaves-open.md).
 
         Args:
             **changes: Settings that differ from theirs.

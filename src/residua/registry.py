@@ -26,40 +26,22 @@ class Registry(UserDict[str, T]):
     """
 
     def __init__(self, kind: str) -> None:
-        """Args:
-        kind: What is registered here, in the singular, for error messages.
-        """
         super().__init__()
-        self._kind = kind
+        self._kind = kind  # what is registered here, in the singular, for error messages
 
     def register(self, cls: type[T]) -> type[T]:
-        """Class decorator: registers one instance of the class under its name.
-
-        Args:
-            cls: A class with a `name` that takes no arguments.
-
-        Returns:
-            The class, unchanged.
-        """
+        """Class decorator: registers one instance of a class, which takes no arguments, under its name."""
         self.add(cls())
         return cls
 
     def add(self, one: T) -> None:
-        """Registers an instance under its name.
-
-        Args:
-            one: An instance; a name that is taken raises ValueError (`remove` the old one first).
-        """
+        """Registers an instance under its name; a name that is taken raises ValueError (`remove` the old one first)."""
         if one.name in self:
             raise ValueError(f"two of kind {self._kind} are called {one.name!r}")
         self[one.name] = one
 
     def remove(self, name: str) -> None:
-        """Forgets a registered name.
-
-        Args:
-            name: One of the known names.
-        """
+        """Forgets a registered name."""
         del self[name]
 
     def __missing__(self, name: str) -> T:

@@ -43,8 +43,7 @@ class State:
         return self._memory.nbytes if self._memory else 0
 
     def reset(self) -> None:
-        """Forgets everything: the next call starts cold. A `shared` budget that was passed in is not
-        reset."""
+        """Forgets everything: the next call starts cold. A `shared` budget that was passed in is not reset."""
         self._key = self._memory = self._budget_key = self.budget = None
         self.shared = self._given
 

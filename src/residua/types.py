@@ -141,8 +141,7 @@ class Grouping:
 
     @cached_property
     def anchors(self) -> Tensor:
-        """The query centroids with 0 for NaN and Inf: one broken row must not decide for its group.
-        # [B, H, Cq, D]"""
+        """The query centroids with 0 for NaN and Inf: one broken row must not decide for its group.  # [B, H, Cq, D]"""
         return torch.nan_to_num(self.query_centroids, nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -229,8 +228,7 @@ class SummaryKeys:
 
 @dataclass(frozen=True)
 class Probes:
-    """Query rows that are evaluated exactly, for the fit, or for the choice per head and the error
-    estimate."""
+    """Query rows that are evaluated exactly, for the fit, or for the choice per head and the error estimate."""
 
     rows: Tensor  # [B, H, M] int64, distinct, indices of the original order
     weights: Tensor  # [B, H, M] fp32, |group| / probes in the group

@@ -92,12 +92,9 @@ def validate(
 
 
 def key_padding(mask: Tensor, batch: int) -> Tensor | None:
-    """A boolean attention mask as [B, Nk], True where a key is valid; None if it differs between heads or
-    queries.
+    """A boolean attention mask as [B, Nk], True where a key is valid; None if it differs between heads or queries.
 
-    Args:
-        mask: [B or 1, Nk] or [B or 1, 1, 1, Nk].
-        batch: B of the call.
+    mask [B or 1, Nk] or [B or 1, 1, 1, Nk], of a call with `batch` entries
     """
     per_key = mask.ndim == 2 or (mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1)
     if mask.dtype is not torch.bool or not per_key or mask.shape[0] not in (1, batch):
@@ -186,14 +183,8 @@ def _edges(span: object, total: int, name: str, letter: str) -> tuple[int, int]:
 
 
 def rescale(sized: SizedCall) -> tuple[SizedCall, int]:
-    """The call with huge numbers scaled to about 1, and with a record of what is not finite.
-
-    Args:
-        sized: The call; it is returned as it is if the host must not wait for the sizes of its numbers.
-
-    Returns:
-        The call, and the power of two that its output must be multiplied with.
-    """
+    """The call with huge numbers scaled to about 1, and with a record of what is not finite; as it is if the host must
+    not wait for the sizes of its numbers. With it the power of two that its output must be multiplied with."""
     call, backend = sized.call, sized.backend
     if not (sized.rules.host_may_wait and call.q.numel() and call.k.numel()):
         return sized, 0
@@ -217,16 +208,8 @@ def rescale(sized: SizedCall) -> tuple[SizedCall, int]:
 
 
 def restore(out: Tensor, sized: SizedCall, power: int) -> Tensor:
-    """The output in the units of the user's values, with NaN where dense attention would have NaN.
-
-    Args:
-        out: [B, H, Nq, Dv] as computed from the rescaled call.
-        sized: The rescaled call.
-        power: As from `rescale`.
-
-    Returns:
-        The output; entries without any key are 0.
-    """
+    """The output [B, H, Nq, Dv] in the units of the user's values, with NaN where dense attention would have NaN, and 0
+    in entries without any key. Call and power are those from `rescale`."""
     call, backend = sized.call, sized.backend
     # whether values that are not finite reach every row, even from skipped groups
     passes_on = sized.config.reconstruction != "none"

@@ -17,6 +17,7 @@ from .sizes import of_whole_call
 from .stages import GroupedCall, Routing, Verdict
 
 DRAWS, HASH = 1 << 20, 2654435761  # Knuth's multiplier
+# In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
 CANDIDATES = (Choice.WITH_DRIFT, Choice.WITHOUT_DRIFT, Choice.WITHOUT_SUMMARY)
 HANDICAP = 0.9  # a simpler candidate must be better by this factor: noise must not decide
 # A head whose estimate is above the bound by more than this runs dense at once; one that is less far off may
@@ -117,11 +118,10 @@ def _scattered(
 def coverage_weights(rows: Tensor, labels: Tensor, groups: int) -> Tensor:
     """|G_a| / m_a for every probe of group a, so that the probes of a group together stand for its size;
     0 for a row of no group.  # [B, H, M] fp32"""
-    sizes = count_labels(labels, groups)
     chosen = labels.gather(-1, rows)  # [B, H, M]
     probes = count_labels(chosen, groups)
     group = chosen.clamp(min=0)
-    weights = sizes.gather(-1, group).float() / probes.gather(-1, group).clamp(min=1)
+    weights = count_labels(labels, groups).gather(-1, group).float() / probes.gather(-1, group).clamp(min=1)
     return torch.where(chosen >= 0, weights, 0.0)
 
 
@@ -148,21 +148,8 @@ def place_probes(grouped: GroupedCall, policy: str) -> tuple[Tensor, Tensor]:
     return call.free_queries.index(call.q.device)[rows], weights
 
 
-# In the order of `Backend.candidate_errors`, which leaves the first one out where nothing drifts.
-
-
 def judge(grouped: GroupedCall, routing: Routing, summary: SummaryKeys, policy: str) -> Verdict:
-    """Takes the probes and lets every head choose.
-
-    Args:
-        grouped: The call.
-        routing: The cells that are kept, and the heads that have no summary to choose.
-        summary: What stands for the other cells.
-        policy: How the probe rows are placed.
-
-    Returns:
-        Probes, choice, estimated error and cost; route and summary as they were given.
-    """
+    """Takes the probes, placed as `policy` says, and lets every head choose; route and summary stay as given."""
     call, backend, route = grouped.call, grouped.backend, routing.route
     assert routing.without_summary is not None
     index, weights = place_probes(grouped, policy)
@@ -190,14 +177,9 @@ def choose(grouped: GroupedCall, errors: Tensor, weights: Tensor, without_summar
     """The best candidate of every head, and its error; a head that runs dense keeps the error that the best
     sparse candidate would have had.
 
-    Args:
-        grouped: The call.
-        errors: [candidates, B, H, M] fp32, of every probe row with each candidate, the simplest last.
-        weights: [B, H, M] fp32, how many rows each of them stands for.
-        without_summary: [B, H] bool, heads that have no summary to choose.
-
-    Returns:
-        Choice [B, H] int64 and error [B, H] fp32.
+    errors [candidates, B, H, M] fp32, of every probe row with each candidate, the simplest last;
+    weights [B, H, M] fp32; without_summary [B, H] bool, heads that have no summary to choose
+    -> choice [B, H] int64, error [B, H] fp32
     """
     best, error = grouped.backend.best_candidate(errors, weights, without_summary, HANDICAP)
     best = best + int(CANDIDATES[-len(errors)])  # from the place among the candidates to the `Choice`
@@ -221,5 +203,4 @@ def _summary_alone(
     # A route without K/V groups, not one whose cells are all False: a kernel then reads no cells.
     nobody = kv.labels.new_full((1, 1, 1), -1).expand_as(kv.labels)
     nothing = Route(query, replace(kv, labels=nobody, offsets=kv.offsets[..., :1]), cells[..., :0])
-    still = replace(summary, drift=None)
-    return backend.attend(rows, call.k, call.v, nothing, call.scale, still, torch.float32)
+    return backend.attend(rows, call.k, call.v, nothing, call.scale, replace(summary, drift=None), torch.float32)

@@ -48,11 +48,7 @@ class Reconstruction:
     all_in: ClassVar[bool] = False  # whether `density` pays for everything, not for exact pairs alone
 
     def affordable(self, sized: SizedCall) -> tuple[Reconstruction, tuple[Note, ...]]:
-        """The reconstruction that the budget of this call can pay for.
-
-        Returns:
-            This one or a cheaper one, and notes for the receipt if it is another.
-        """
+        """What the budget of this call can pay for: this one, or a cheaper one and notes for the receipt."""
         return self, ()
 
     def routing_cost(self, sized: SizedCall) -> HeadCost:
@@ -72,11 +68,7 @@ class Reconstruction:
         return Verdict(routing.route, summary)
 
     def finish(self, grouped: GroupedCall, verdict: Verdict, out: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Corrects the kernel's output.
-
-        Returns:
-            The output [B, H, Nq, Dv] in the call's dtype, and the estimated error [B, H] if there is one.
-        """
+        """Corrects the kernel's output -> output [B, H, Nq, Dv] in the call's dtype, estimated error [B, H] if any."""
         return out, verdict.error
 
     def costs(self, grouped: GroupedCall, routing: Routing) -> dict[str, Tensor]:
@@ -200,8 +192,7 @@ class Summarised(Reconstruction):
         # Heads without a summary are ranked by mass alone: what they skip is lost. If the host may wait, it first
         # looks whether there is such a head; otherwise both rankings are made at once.
         may_wait = grouped.rules.host_may_wait
-        by_priority = None if may_wait else 1
-        found = best_cells(grouped, log_mass, (pairs, all_pairs), group_priority(grouped), by_priority)
+        found = best_cells(grouped, log_mass, (pairs, all_pairs), group_priority(grouped), None if may_wait else 1)
         missed, missed_without = _mean_over_rows(grouped.backend.missed_mass(log_mass, found), grouped.grouping)
         cells, cells_without = found
         scatter = self.scatter(grouped)
@@ -347,12 +338,7 @@ def estimate_error(fit: ResidualFit, probes: Probes) -> Tensor:
 def weighted_error(missed: Tensor, probes: Probes) -> Tensor:
     """Mean relative error of the probe rows, weighted by the number of rows that each stands for.
 
-    Args:
-        missed: [..., B, H, M, Dv], exact output minus approximate output of these rows.
-        probes: The rows, with their exact outputs and weights.
-
-    Returns:
-        [..., B, H] fp32.
+    missed [..., B, H, M, Dv], exact output minus approximate output of these rows -> [..., B, H] fp32
     """
     tiny = torch.finfo(torch.float32).tiny
     error = missed.norm(dim=-1) / probes.exact.norm(dim=-1).clamp(min=tiny)  # [B, H, M]
@@ -363,9 +349,8 @@ def _dense_where(choice: Tensor, route: Route, grouped: GroupedCall) -> Route:
     """The route with every cell of the heads kept that chose to be dense."""
     if grouped.config.max_error is None:  # then no head may choose it
         return route
-    every = keep_all(grouped).cells
     dense = (choice == Choice.DENSE)[..., None, None]
-    return replace(route, cells=route.cells | (every & dense))
+    return replace(route, cells=route.cells | (keep_all(grouped).cells & dense))
 
 
 def _mean_over_rows(x: Tensor, grouping: Grouping) -> Tensor:

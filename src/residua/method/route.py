@@ -54,8 +54,7 @@ def _broken_groups(grouped: GroupedCall) -> Tensor:
     """K/V groups with NaN or Inf among their keys.  # [B, Hkv, Ck] bool"""
     call, grouping = grouped.call, grouped.grouping
     if call.broken_keys is None:
-        largest = torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1)  # NaN stays NaN
-        return ~torch.isfinite(largest)
+        return ~torch.isfinite(torch.linalg.vector_norm(grouping.kv_centroids, torch.inf, dim=-1))  # NaN stays NaN
     groups = grouping.kv.groups
     index = grouping.kv.labels.remainder(groups + 1)  # padding goes to a spare last group
     counts = torch.zeros(*index.shape[:2], groups + 1, dtype=torch.long, device=index.device)
@@ -75,11 +74,9 @@ def mass_at_anchors(grouped: GroupedCall, keys: Tensor, log_size: Tensor) -> Ten
 def value_spread(grouped: GroupedCall) -> Tensor:
     """Root mean square distance of the values of each K/V group from their mean.  # [B, Hkv, Ck] fp32"""
     call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
-    means = backend.group_means(call.v, grouping.kv)  # [B, Hkv, Ck, Dv]
     group = grouping.kv.labels.clamp(min=0)  # padding: computed and dropped
-    off = call.v.float() - backend.gather_rows(means, group)
-    square = backend.group_means(off.square().sum(-1, keepdim=True), grouping.kv)
-    return square[..., 0].sqrt()
+    off = call.v.float() - backend.gather_rows(backend.group_means(call.v, grouping.kv), group)
+    return backend.group_means(off.square().sum(-1, keepdim=True), grouping.kv)[..., 0].sqrt()
 
 
 def group_priority(grouped: GroupedCall) -> Tensor:

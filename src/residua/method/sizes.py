@@ -56,12 +56,7 @@ def of_skippable(call: Call, density: Tensor) -> Tensor:
 
 
 def left_by_text(density: float, taken: float) -> float:
-    """What a fixed density leaves, as a density of the pairs that may be skipped.
-
-    Args:
-        density: Of the whole call.
-        taken: The part of its pairs that text takes.
-    """
+    """What a fixed density leaves where text has taken that part of all pairs, as a density of the other pairs."""
     return max(LEFT_BY_TEXT * density, (density - taken) / max(1 - taken, TINY))
 
 
@@ -173,25 +168,16 @@ def resolve(config: Config, call: Call, rules: Rules) -> Sizes:
 
     heads, tokens = call.q.shape[1:3]
     if heads >= MANY_HEADS and heads > tokens:
-        notes.append(
-            Note(
-                f"q has {heads} heads of {tokens} tokens: wanted [B, H, N, D]; if yours is [B, N, H, D], pass "
-                "q.transpose(1, 2), and k and v likewise"
-            )
-        )
+        wanted = "wanted [B, H, N, D]; if yours is [B, N, H, D], pass q.transpose(1, 2), and k and v likewise"
+        notes.append(Note(f"q has {heads} heads of {tokens} tokens: {wanted}"))
     density, held = skippable_density(config, call), text_share_by_shapes(call)
     if density <= LEFT_BY_TEXT * config.density:
-        notes.append(
-            Note(
-                f"density is above the target {config.density:g}: exact rows and pinned keys take {held:.3f}, "
-                f"more than half of it; {density:g} of the rest is spent beside them"
-            )
-        )
+        taken = f"exact rows and pinned keys take {held:.3f}, more than half of it"
+        spent = f"{density:g} of the rest is spent beside them"
+        notes.append(Note(f"density is above the target {config.density:g}: {taken}; {spent}"))
     queries, keys = call.free_queries.count, call.free_keys.count
     head_dim, value_dim = call.q.shape[-1], call.v.shape[-1]
-    by_default = default_groups(queries, keys)
-    if config.summarises:
-        by_default = summary_groups(queries, keys, density, rules)
+    by_default = summary_groups(queries, keys, density, rules) if config.summarises else default_groups(queries, keys)
     summary = rules.summary_rule(queries, density)
     query_groups = clamp("query_groups", config.query_groups or by_default[0], max(1, queries), "as many queries")
     kv_groups = clamp("kv_groups", config.kv_groups or by_default[1], max(1, keys), "as many keys")
@@ -205,8 +191,7 @@ def resolve(config: Config, call: Call, rules: Rules) -> Sizes:
     if config.takes_probes and config.probes is None:
         probes = min(default_probes(config, call.q.shape[2], density), queries)
     elif config.takes_probes and config.probes is not None:
-        affordable = int(density * call.q.shape[2] / 2)
-        probes = clamp("probes", config.probes, affordable, "half of the pair budget")
+        probes = clamp("probes", config.probes, int(density * call.q.shape[2] / 2), "half of the pair budget")
         probes = clamp("probes", probes, queries, "as many queries")
     residual_rank = clamp("residual_rank", config.residual_rank, value_dim, "the values' head dim")
     if probes:

@@ -1,5 +1,4 @@
-"""Budgets under an error bound: each head spends enough to keep its estimated error below
-`Config.max_error`."""
+"""Budgets under an error bound: each head spends enough to keep its estimated error below `Config.max_error`."""
 
 from __future__ import annotations
 
@@ -16,15 +15,8 @@ def next_budget(spent: Tensor, error: Tensor, minimum: Tensor, *, ceiling: float
     """What the next call may spend. A head with a small error gets less, but more than would just keep the
     bound: otherwise easy heads would become as bad as the bound allows.
 
-    Args:
-        spent: [B, H], what the heads were allowed to spend in this call.
-        error: [B, H], their estimated errors; of heads that ran dense, what it would have been.
-        minimum: The density below which a reconstruction does not work.
-        ceiling: The most that a head may spend.
-        bound: The error bound.
-
-    Returns:
-        [B, H] fp64.
+    spent [B, H], what the heads were allowed to spend in this call; error [B, H], what they were estimated to have, or
+    would have had if they ran dense; minimum, below which a reconstruction does not work -> [B, H] fp64
     """
     at_ceiling = finite_error(error) * (spent / ceiling).pow(POWER)
     wanted = ceiling * (at_ceiling / bound).clamp(TINY, 1.0).pow(SHARE)

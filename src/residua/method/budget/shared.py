@@ -107,16 +107,10 @@ class SharedBudget:
     def learn(
         self, owner: Hashable, density: Tensor, error: Tensor, norm: Tensor, minimum: Tensor, pairs: float, mean: float
     ) -> None:
-        """Learns from a finished call.
+        """Learns from a finished call; owner, minimum and mean as in `allowance`.
 
-        Args:
-            owner: The same key as in `allowance`.
-            density: [B, H], what its heads were allowed to spend.
-            error: [B, H], their estimated relative errors.
-            norm: [B, H], the mean norms of their output rows.
-            minimum: Broadcasts to [B, H], the least useful density.
-            pairs: Query-key pairs of one head, dense.
-            mean: The density over all heads in that call, as in `allowance`.
+        density [B, H], what its heads were allowed to spend; error [B, H], their estimated relative errors;
+        norm [B, H], the mean norms of their output rows; pairs, those of one head, dense
         """
         log_error = finite_error(error).clamp(min=TINY).log()
         norm, minimum = norm.double(), minimum.expand_as(density)
@@ -152,19 +146,10 @@ class SharedBudget:
 
 
 def fill(log_scale: Tensor, power: Tensor, norm: Tensor, minimum: Tensor, share: Tensor, mean: float) -> Tensor:
-    """The densities that minimise the sum of `norm * scale * density ** -power` with that mean.
+    """The densities that minimise the sum of `norm * scale * density ** -power`, from `minimum` to
+    MAX_BALANCED_DENSITY. By `share`, a head's share of all pairs, their mean is `mean` unless these bounds forbid it.
 
-    Args:
-        log_scale: [n] fp64.
-        power: [n] fp64.
-        norm: [n] fp64.
-        minimum: [n] fp64, the least density of each head.
-        share: [n] fp64, a head's share of all pairs; sums to 1.
-        mean: The density over all pairs.
-
-    Returns:
-        [n] fp64 within [minimum, MAX_BALANCED_DENSITY]; its mean by `share` is `mean` unless these
-        bounds forbid it.
+    log_scale, power, norm, minimum and share (which sums to 1): [n] fp64 -> [n] fp64
     """
     # at the optimum  norm * power * scale * density ** -(power + 1) = share * rate
     log_gain = norm.clamp(min=TINY).log() + power.log() + log_scale - share.clamp(min=TINY).log()

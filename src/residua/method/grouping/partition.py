@@ -47,8 +47,7 @@ def evenly_spaced(count: int, total: int, device: torch.device) -> Tensor:
 
 
 def key_metric(q: Tensor, rows: int, spacing: str, backend: Backend) -> Tensor:
-    """M_K = Q_s^T Q_s / M_s over `rows` query rows (all if there are fewer), spaced as
-    `Config.metric_spacing` says.
+    """M_K = Q_s^T Q_s / M_s over `rows` query rows (all if there are fewer), spaced as `Config.metric_spacing` says.
 
     q [..., N, D] -> [..., D, D] fp64. Rows with NaN or Inf are left out: they would spoil every group.
     """

@@ -1,5 +1,4 @@
-"""Keeps groups over several calls: tokens stay in their groups from one denoising step to the next while they
-fit.
+"""Keeps groups over several calls: tokens stay in their groups from one denoising step to the next while they fit.
 
 Clustering takes up to a third of a call at small budgets and finds nearly the same groups again
 (docs/decisions/0013-groups-are-kept.md). A sample of rows shows which heads have changed too much: only these
@@ -48,10 +47,8 @@ def group_again(sized: SizedCall, memory: GroupMemory | None, keep_coordinates: 
     """Groups of a call: those of the call before in heads where they still fit, new ones elsewhere, started
     from the old ones.
 
-    Args:
-        sized: The call.
-        memory: What `keep` stored after the call before; None: there was none.
-        keep_coordinates: Whether the coordinates of all queries are wanted; then all are clustered.
+    `memory` is what `keep` stored after the call before, if any. Where the coordinates of all queries are wanted, all
+    are clustered.
     """
     config, sizes = sized.config, sized.sizes
     if memory is None:
@@ -76,8 +73,7 @@ def group_again(sized: SizedCall, memory: GroupMemory | None, keep_coordinates: 
 
 
 def _resized(sized: SizedCall, memory: GroupMemory) -> GroupMemory:
-    """Centroids for other group counts, to start from: sizes follow the budget, which may differ from step to
-    step."""
+    """Centroids for other group counts, to start from: sizes follow the budget, which may differ from step to step."""
     call, sizes = sized.call, sized.sizes
     queries = _as_many(memory.query_centroids, sizes.query_groups, call.q, call.free_queries)
     keys = _as_many(memory.kv_centroids, sizes.kv_groups, call.k, call.free_keys)
@@ -127,8 +123,7 @@ def _as_before(sized: SizedCall, memory: GroupMemory) -> Grouping:
 
 
 def stale_heads(sized: SizedCall, grouping: Grouping) -> Tensor:
-    """Heads whose keys, or whose queries on average over the heads that share them, no longer fit their
-    groups.
+    """Heads whose keys, or whose queries on average over the heads that share them, no longer fit their groups.
 
     -> [B, Hkv] bool
     """
@@ -166,8 +161,7 @@ def _renewed(sized: SizedCall, memory: GroupMemory, grouping: Grouping, stale: T
     heads = stale.flatten().nonzero()[:, 0]
 
     def some(x: Tensor) -> Tensor:
-        """The chosen heads of [B, Hkv, ...] as [n, 1, ...]; of [B, H, ...] the query heads that share
-        them."""
+        """The chosen heads of [B, Hkv, ...] as [n, 1, ...]; of [B, H, ...] the query heads that share them."""
         shares = x.shape[1] // call.k.shape[1]
         return x.unflatten(1, (call.k.shape[1], shares)).flatten(0, 1)[heads]
 

@@ -21,15 +21,9 @@ def assign_slots(grouped: GroupedCall, routing: Routing) -> Slots:
     grouping, sizes = grouped.grouping, grouped.sizes
     assert routing.log_mass is not None and routing.without_summary is not None
     near = neighbours(grouped)  # [B, Hkv, Ck]
+    log_mass, cells, summarised = routing.log_mass, routing.route.cells, ~routing.without_summary
     index, mass, share = grouped.backend.choose_slots(
-        routing.log_mass,
-        routing.route.cells,
-        grouping.query,
-        grouping.kv,
-        near,
-        sizes.single_slots,
-        sizes.merged_slots,
-        ~routing.without_summary,
+        log_mass, cells, grouping.query, grouping.kv, near, sizes.single_slots, sizes.merged_slots, summarised
     )
     return Slots(index, mass, share, near, sizes.single_slots)
 
@@ -57,11 +51,10 @@ def measure_scatter(grouped: GroupedCall) -> Scatter:
 def expand(grouped: GroupedCall, routing: Routing, slots: Slots) -> SummaryKeys:
     """One summary key per slot: exact at the anchor, correct to first order around it."""
     call, grouping, backend = grouped.call, grouped.grouping, grouped.backend
-    anchors = grouping.anchors
     # before the slots: on a GPU its kernel also writes the values in group order, which the slots then read
     moving = drift(grouped, slots, routing.scatter) if grouped.sizes.drift_rank else None
     keys, values, weight = backend.slot_summary(
-        anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale, slots.near, slots.single
+        grouping.anchors, call.k, call.v, grouping.kv, slots.index, slots.log_mass, call.scale, slots.near, slots.single
     )
     return SummaryKeys(keys, values, weight, moving)
 
@@ -101,8 +94,7 @@ def drift_cost(sized: SizedCall) -> HeadCost:
     product = call.v.shape[3] / (call.q.shape[3] + call.v.shape[3])  # of a coordinate and a value, in pairs
     # inside the pools or every group, and among the groups of each pool
     inside = merged if merged and sized.rules.pools_covariances else sizes.kv_groups
-    mixed = inside + merged
-    mixing = sizes.query_groups * mixed * rank * product
+    mixing = sizes.query_groups * (inside + merged) * rank * product
     return HeadCost(call.free_queries.count * rank + mixing, rank / call.heads_per_kv)
 
 

@@ -47,7 +47,7 @@ def sparse_attention(
     with stage("reconstruction"):
         out, error = method.finish(grouped, verdict, out)
     with stage("exact rows"):
-        _fill_exact(out, call, backend)
+        fill_exact(out, call, backend)
     if state:
         state.remember(call, config, keep(sized, grouping))
         budgets.learn(sized, budget, verdict, state)
@@ -170,7 +170,8 @@ def exact_attention(call: Call, backend: Backend) -> Tensor:
     return out
 
 
-def _fill_exact(out: Tensor, call: Call, backend: Backend) -> None:
+def fill_exact(out: Tensor, call: Call, backend: Backend) -> None:
+    """Computes the exact rows of an output [B, H, Nq, Dv], in place."""
     for first, last in call.exact_queries.ranges:
         rows = call.q[:, :, first:last]
         out[:, :, first:last] = backend.attend_rows(rows, call.k, call.v, call.key_mask, call.scale).to(out.dtype)

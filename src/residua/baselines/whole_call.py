@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..api import fill_exact
 from ..config import Config
 from ..method.route import pair_budget
 from ..ops.backend import Backend
@@ -61,10 +62,7 @@ class WholeCall:
             out[part, :, rows] = found
             outcomes.append(outcome)
         with self.stopwatch.stage("exact rows"):
-            for first, last in call.exact_queries.ranges:
-                out[:, :, first:last] = self.backend.attend_rows(
-                    call.q[:, :, first:last], call.k, call.v, call.key_mask, call.scale
-                ).float()
+            fill_exact(out, call, self.backend)
         return out, outcomes
 
     def _video(self, run: Run, part: slice, centres: dict[str, Tensor] | None) -> tuple[Tensor, Outcome]:

@@ -48,13 +48,11 @@ def check_route(route: Route, call: Call) -> None:
                 raise RouteError(f"route.{name}.{part} is on {device} and q on {call.q.device}: wanted one device")
     check_partition(route.query, batch, heads, queries, "route.query")
     check_partition(route.kv, batch, call.k.shape[1], call.k.shape[2], "route.kv")
-    wanted = [batch, heads, route.query.groups, route.kv.groups]
-    _check(route.cells, wanted, call, "route.cells", torch.bool)
+    _check(route.cells, [batch, heads, route.query.groups, route.kv.groups], call, "route.cells", torch.bool)
 
 
 def check_summary(summary: SummaryKeys | None, route: Route, call: Call) -> None:
-    """Raises RouteError if summary keys or their drift do not fit the route; compiled backends do not
-    check."""
+    """Raises RouteError if summary keys or their drift do not fit the route; compiled backends do not check."""
     if summary is None:
         return
     groups = [*call.q.shape[:2], route.query.groups]

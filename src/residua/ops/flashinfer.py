@@ -164,15 +164,13 @@ class FlashInferBlocks(FlashInferBackend):
         sizes = (part.row_sizes.int(), part.key_sizes.int())
         with explained("FlashInfer", "triton"):
             wrapper.plan(part.cells, *sizes, heads, heads, dim, sm_scale=scale, q_data_type=q.dtype)
-            # FlashInfer's query heads share the mask of their K/V head, ours do not: every head gets its own
-            # keys
+            # FlashInfer's query heads share the mask of their K/V head, ours do not: every head gets its own keys
             own = (t.flatten(0, 1).index_select(0, part.kv_heads) for t in (k, v))
             return wrapper.run(q, *own, return_lse=True)
 
 
 def batches(route: Route, dim: int) -> Iterator[Batch]:
-    """Splits the heads so that the token list and offsets of a plan fit; heads that keep nothing are left
-    out."""
+    """Splits the heads so that the token list and offsets of a plan fit; heads that keep nothing are left out."""
     batch, heads = route.cells.shape[:2]
     kv_count = route.kv.offsets.shape[1]
     rows, keys = route.query.order.shape[-1], route.kv.order.shape[-1]
@@ -216,8 +214,7 @@ def expand(part: Batch, keys: int, total: int) -> Tensor:
     head, _, group = part.cells.nonzero(as_tuple=True)
     lengths = part.key_sizes[head, group]
     first = starts[head, group] - (lengths.cumsum(0) - lengths)
-    steps = torch.arange(total, device=first.device)
-    return (torch.repeat_interleave(first, lengths, output_size=total) + steps).int()
+    return (first.repeat_interleave(lengths, output_size=total) + torch.arange(total, device=first.device)).int()
 
 
 def _running(sizes: Tensor) -> Tensor:

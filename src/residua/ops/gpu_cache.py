@@ -38,8 +38,7 @@ def gpu_key(device: torch.device) -> str:
     else:
         major, minor = torch.cuda.get_device_capability(device)
         name = f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
-    triton = installed_triton() or "none"
-    return f"{name}, residua {__version__}, torch {torch.__version__}, triton {triton}"
+    return f"{name}, residua {__version__}, torch {torch.__version__}, triton {installed_triton() or 'none'}"
 
 
 def recall(device: torch.device) -> dict[str, Any]:

@@ -30,8 +30,7 @@ class GroupingPrimitives(MatrixPrimitives):
         """
         out = torch.matmul(x.float(), factor)  # [B, H, N, R]
         if normalise:
-            rms = out.square().mean(-1, keepdim=True).sqrt_().clamp_(min=MIN_RMS)
-            out /= rms
+            out /= out.square().mean(-1, keepdim=True).sqrt_().clamp_(min=MIN_RMS)
         return out
 
     def lloyd(
@@ -172,8 +171,7 @@ def group_sums(x: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
         return sums[..., :groups, :]
     # on a GPU index_add_ adds in any order; sorted segments do not
     order = torch.where(labels < 0, groups, labels).argsort(dim=-1, stable=True)
-    rest = labels.shape[-1] - sizes.sum(-1, keepdim=True)
-    lengths = torch.cat([sizes, rest], -1).flatten()
+    lengths = torch.cat([sizes, labels.shape[-1] - sizes.sum(-1, keepdim=True)], -1).flatten()
     sums = torch.segment_reduce(take_rows(x, order).float().flatten(0, 2), "sum", lengths=lengths, unsafe=True)
     return sums.view(batch, heads, groups + 1, dim)[..., :groups, :]
 
@@ -275,8 +273,7 @@ class CellPrimitives(GroupingPrimitives):
         index = kv.order[..., ::every]  # [B, Hkv, S]
         label = kv.labels.gather(-1, index)
         # half the squared distance of two keys of a group is its variance, on average
-        same = label[..., 1:] == label[..., :-1]
-        pair = torch.where(same, label[..., 1:], -1)
+        pair = torch.where(label[..., 1:] == label[..., :-1], label[..., 1:], -1)
         count = count_labels(pair, kv.groups)  # [B, Hkv, Ck]
         priority = torch.zeros(kv.sizes.shape, dtype=torch.float32, device=k.device)
         for x in (k, v):

@@ -21,9 +21,8 @@ class JudgingPrimitives(MatrixPrimitives):
         skipped: tuple[Tensor, Tensor],
         drift: Drift | None,
     ) -> Tensor:
-        """Relative error of rows that are known exactly, if they attended to their kept keys and to summary
-        keys that drift (left out where `drift` is None), to both without the drift, or to the kept keys
-        alone.
+        """Relative error of rows that are known exactly, if they attended to their kept keys and to summary keys that
+        drift (left out where `drift` is None), to both without the drift, or to the kept keys alone.
 
         Args:
             rows: [B, H, M, D].
@@ -64,8 +63,8 @@ class JudgingPrimitives(MatrixPrimitives):
         Returns:
             The number of the candidate [B, H] int64, and its error [B, H] fp32.
         """
-        tiny = torch.finfo(torch.float32).tiny
-        means = (errors * weights).sum(-1) / weights.sum(-1).clamp(min=tiny)  # [candidates, B, H]
+        total = weights.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
+        means = (errors * weights).sum(-1) / total  # [candidates, B, H]
         best, error = torch.zeros_like(without, dtype=torch.long), means[0]
         for number, simpler in enumerate(means[1:], 1):
             better = simpler < handicap * error
@@ -95,8 +94,7 @@ class JudgingPrimitives(MatrixPrimitives):
     def _drifted(self, rows: Tensor, group: Tensor, drift: Drift) -> tuple[Tensor, Tensor]:
         """By how much the log-weights and the values of the summary keys grow.  # [B, H, M], [B, H, M, Dv]"""
         heads, groups = group.shape[1], drift.origin.shape[2]
-        first = torch.arange(len(group) * heads, device=group.device).view(-1, heads, 1) * groups
-        flat = group + first
+        flat = group + torch.arange(len(group) * heads, device=group.device).view(-1, heads, 1) * groups
 
         def own(x: Tensor) -> Tensor:  # [B, H, Cq, ...] -> [B, H, M, ...]
             return x.flatten(0, 2)[flat]

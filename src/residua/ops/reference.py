@@ -70,8 +70,7 @@ def _row_mask(query_labels: Tensor, kv_labels: Tensor, cells: Tensor) -> Tensor:
 
 
 def _sum_kept(weights: Tensor, values: Tensor, kept: Tensor, labels: Tensor) -> Tensor:
-    """Weighted sums of the values, group by group: values that a row does not keep must not reach it as 0 *
-    NaN."""
+    """Weighted sums of the values, group by group: values that a row does not keep must not reach it as 0 * NaN."""
     sums = weights.new_zeros(len(labels), values.shape[-1])
     for group in labels.unique():
         rows = labels == group

@@ -20,9 +20,8 @@ class ResidualPrimitives(MatrixPrimitives):
     ) -> ResidualFit:
         """Fits what sparse outputs miss.
 
-        A probe whose own output is not finite is left out: its row is lost anyway. A probe whose residual
-        alone is not finite has met NaN or Inf among the skipped keys, and passes it on to every row, as dense
-        attention would.
+        A probe whose own output is not finite is left out: its row is lost anyway. A probe whose residual alone is not
+        finite has met NaN or Inf among the skipped keys, and passes it on to every row, as dense attention would.
 
         Args:
             x: [..., M, Dv], sparse outputs at the probes.

@@ -102,11 +102,9 @@ def _problem(error: Exception) -> str:
 
 
 def first_use(backend: Backend, device: torch.device) -> str | None:
-    """Runs the smallest part once per GPU and version; returns the reason if the backend failed, now or
-    earlier.
+    """Runs the smallest part once per GPU and version; returns the reason if the backend failed, now or earlier.
 
-    `RESIDUA_SELF_TEST=0` switches it off. While a CUDA graph is captured nothing can be tested: the next call
-    will.
+    `RESIDUA_SELF_TEST=0` switches it off. While a CUDA graph is captured nothing can be tested: the next call will.
     """
     if os.environ.get("RESIDUA_SELF_TEST") == "0":
         return None

@@ -54,8 +54,7 @@ def _cosines(like: Tensor, rank: int) -> Tensor:
 
 
 def _orthonormal(x: Tensor) -> Tensor:
-    root = _cholesky(x.mT @ x)
-    return torch.linalg.solve_triangular(root, x.mT, upper=False).mT
+    return torch.linalg.solve_triangular(_cholesky(x.mT @ x), x.mT, upper=False).mT
 
 
 def _cholesky(gram: Tensor) -> Tensor:

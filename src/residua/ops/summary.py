@@ -62,8 +62,7 @@ class SummaryPrimitives(GroupingPrimitives):
         member = torch.nn.functional.one_hot(near, max(1, merged))[..., :merged].to(shared.dtype)
         total = self.matmul(shared, member).unflatten(2, (heads_per_kv, -1)).flatten(1, 2)  # [B, H, Cq, merged]
         slot_mass = torch.cat([top[..., :single], total.log() + safe[..., single : single + merged]], -1)
-        everything = slot_mass.logsumexp(-1, keepdim=True)
-        share = torch.where(skipped, (mass - everything).exp(), 0.0)
+        share = torch.where(skipped, (mass - slot_mass.logsumexp(-1, keepdim=True)).exp(), 0.0)
         return torch.where(skipped, index, -1).to(torch.int32), slot_mass, share
 
     def slot_summary(
@@ -98,8 +97,7 @@ class SummaryPrimitives(GroupingPrimitives):
             single: See `near`.
 
         Returns:
-            Keys [B, H, Cq, T, D] and values [B, H, Cq, T, Dv], 0 in an empty slot, and log-weights [B, H, Cq,
-            T] fp32.
+            Keys [B, H, Cq, T, D] and values [B, H, Cq, T, Dv], 0 in an empty slot, and log-weights [B, H, Cq, T] fp32.
         """
         keys, values = _slot_means(anchors, k, v, kv, slots, log_mass, scale)
         at_anchor = self.matmul(anchors[..., None, :], keys.mT)[..., 0, :]
@@ -181,8 +179,7 @@ class SummaryPrimitives(GroupingPrimitives):
         pool: Tensor | None = None,
         pools: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """`skipped_covariance` inside the groups; pool [B, Hkv, Ck] int64 in range(pools) says what counts
-        alike."""
+        """`skipped_covariance` inside the groups; pool [B, Hkv, Ck] int64 in range(pools) says what counts alike."""
         coordinates = self.project(k, factor, normalise=False)
         covariance, variance = map(self._only_finite, group_covariance(coordinates, v, kv))
         if pool is not None:
@@ -197,8 +194,7 @@ class SummaryPrimitives(GroupingPrimitives):
         """
         # sums by products with a one-hot matrix: torch's scatter_add_ adds in any order on a GPU
         member = torch.nn.functional.one_hot(pool, pools).to(share.dtype)  # [B, Hkv, Ck, pools]
-        sizes = kv.sizes.to(share.dtype)[..., None, :]
-        part = sizes * member.mT  # [B, Hkv, pools, Ck]
+        part = kv.sizes.to(share.dtype)[..., None, :] * member.mT  # [B, Hkv, pools, Ck]
         part = part / part.sum(-1, keepdim=True).clamp(min=1)
         return self.matmul(self.matmul(share, member), part)
 

@@ -1,10 +1,9 @@
 """The CPU backend in C++: fused kernels for AVX-512, AVX2 and any other processor, chosen when it loads.
 
 Each file of a subject calls its kernels; `library` loads the shared library and keeps torch's threads out of the way,
-`abi` hands tensors over. The C++ sources are in `src/`; the library is built with the
-package and loaded through a plain C interface. Work is cut into tasks whose results never depend on the number of
-threads: they are bit-identical on repeats and across thread counts. Memory beyond the outputs is a few hundred KiB
-per thread.
+`abi` hands tensors over. The C++ sources are in `src/`; the library is built with the package and loaded through a
+plain C interface. Work is cut into tasks whose results never depend on the number of threads: they are bit-identical on
+repeats and across thread counts. Memory beyond the outputs is a few hundred KiB per thread.
 """
 
 from __future__ import annotations

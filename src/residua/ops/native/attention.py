@@ -71,8 +71,7 @@ class NativeAttention(NativeBase):
         blocks = -(-count // block)
         chunks = max(1, min(-(-k.shape[2] // ROW_CHUNK), ROW_PARTS // max(1, blocks)))
         width = -(-v.shape[-1] // 16) * 16
-        states = 1 if kept is None else 2
-        partial = new_floats(batch * heads * blocks * chunks, states * block * (width + 2))
+        partial = new_floats(batch * heads * blocks * chunks, (1 if kept is None else 2) * block * (width + 2))
         tensors = dict(q=rows, k=k, v=v, key_mask=key_mask, out=out, part=part, part_lse=lse, partial=partial)
         choice = dict(kept=kept, groups=0 if kept is None else kept.shape[-1])
         keys = dict(labels=None, order=None) if kv is None else dict(labels=kv.labels, order=kv.order)

@@ -55,9 +55,8 @@ def torch_on_one_thread() -> Iterator[None]:
 @cache
 def _switches() -> tuple[Callable[[int], int], Callable[[int], int]] | None:
     """`omp_set_num_threads` and `MKL_Set_Num_Threads_Local` of the libraries that torch uses."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return library.omp_set_num_threads, library.MKL_Set_Num_Threads_Local
     except (OSError, AttributeError):
         return None
@@ -98,9 +97,7 @@ class Library:
     def isas(self) -> tuple[str, ...]:
         """The instruction sets that run on this machine, best first."""
         cdll = self.cdll
-        if cdll is None:
-            return ()
-        return tuple(name for number, name in enumerate(ISAS) if cdll.residua_isa(number))
+        return () if cdll is None else tuple(name for number, name in enumerate(ISAS) if cdll.residua_isa(number))
 
     def run(self, name: str, args: abi.Args, isa: int) -> None:
         """Calls `residua_<name>`; ctypes releases the GIL meanwhile."""
@@ -162,8 +159,7 @@ def choose_isa(lib: Library, wanted: str | None = None) -> str:
     if not asked:
         return lib.isas[0]
     if asked not in lib.isas:
-        source = "isa" if wanted else ISA_VARIABLE
-        raise BackendError(f"{source}={asked!r}: this machine runs {', '.join(lib.isas)}")
+        raise BackendError(f"{'isa' if wanted else ISA_VARIABLE}={asked!r}: this machine runs {', '.join(lib.isas)}")
     return asked
 
 

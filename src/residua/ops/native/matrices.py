@@ -33,8 +33,7 @@ class NativeMatrices(NativeBase):
 
     def row_peaks(self, x: Tensor) -> tuple[Tensor, Tensor]:
         peaks, finite = new_floats(*x.shape[:3]), torch.empty(x.shape[:3], dtype=torch.bool)
-        args = abi.PeaksArgs(shape=abi.Shape.of(x), x=x, peaks=peaks, finite=finite, dtype=x.dtype)
-        self._run("row_peaks", args)
+        self._run("row_peaks", abi.PeaksArgs(shape=abi.Shape.of(x), x=x, peaks=peaks, finite=finite, dtype=x.dtype))
         return peaks, finite
 
     def _only_finite(self, x: Tensor) -> Tensor:

@@ -45,9 +45,8 @@ class TritonBackend(Backend):
             if (major, minor) < MIN_CAPABILITY:
                 return [f"sm_{major}{minor}: takes sm_80 and newer"]
             failed = first_use(self, demand.device)
-            if failed:
-                found.append(failed)
-        return found
+            return [failed] if failed else []
+        return []
 
     # The kernels are imported when they are first used, so that `import residua` needs no Triton.
 
@@ -231,8 +230,7 @@ class TritonBackend(Backend):
         x = self.matmul(centroids, factor)
         free = kv.groups if free is None else free
         among_covariance(x, means, *self._neighbourhoods(near, pools), kv, free, (covariance, variance))
-        shape = (*share.shape[:3], kv.groups + pools)
-        weights = torch.empty(shape, dtype=covariance.dtype, device=share.device)
+        weights = torch.empty(*share.shape[:3], kv.groups + pools, dtype=covariance.dtype, device=share.device)
         weights[..., : kv.groups] = share
         weights[..., kv.groups :] = merged
         return (weights @ covariance.flatten(3)).unflatten(-1, covariance.shape[3:]), weights @ variance

@@ -120,8 +120,7 @@ def assign(x: Tensor, centres: Tensor, valid: Tensor | None) -> Tensor:
     room = cdiv(number, size.keys) * size.keys
     high = torch.empty(groups, room, width, dtype=torch.float16, device=x.device)
     low = torch.empty_like(high) if parts else None
-    half = torch.empty(groups, room, dtype=torch.float32, device=x.device)
-    split = (high, low, half)
+    split = (high, low, torch.empty(groups, room, dtype=torch.float32, device=x.device))
     tiles = cdiv(room, 32)
     centres = centres.float().contiguous()
     centres_kernel[(groups * tiles,)](centres, *split, number, room, tiles, R=rank, BC=32, BR=width)

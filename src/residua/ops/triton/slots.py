@@ -1,10 +1,9 @@
 """Softmax-weighted mean keys and values of the K/V groups that share a slot, at every anchor.
 
-A slot below `single` belongs to one K/V group; the others to one neighbourhood of groups each. A program owns
-a tile of anchors and some neighbourhoods, and walks the groups of one neighbourhood after the other: what a
-group adds to the shared slot stays in registers until the neighbourhood is done, what it adds to a slot of
-its own is stored at once. No two programs write the same row, so repeats are bit-identical without atomics,
-and nothing is read back.
+A slot below `single` belongs to one K/V group; the others to one neighbourhood of groups each. A program owns a tile of
+anchors and some neighbourhoods, and walks the groups of one neighbourhood after the other: what a group adds to the
+shared slot stays in registers until the neighbourhood is done, what it adds to a slot of its own is stored at once. No
+two programs write the same row, so repeats are bit-identical without atomics, and nothing is read back.
 
 Weights are rounded to 16 bits and divided by the sum of what they were rounded to, so a mean is off by no
 more than the rounding of its members' deviations. The log-weight of a slot belongs to the key as it is

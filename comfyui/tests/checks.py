@@ -74,14 +74,15 @@ class EntryByEntry(TorchFunctionMode):
 def recorded(host: Any) -> dict[tuple[int, int], dict[str, Any]]:
     """Records the sparse calls of a host from now on: (step, layer) -> branch -> its arguments."""
     calls: dict[tuple[int, int], dict[str, Any]] = {}
-    part = host._sparse_part
+    sparse_call = host._sparse
 
-    def noted(q: Any, k: Any, v: Any, site: Any, branch: str, valid: Any, *rest: Any) -> Any:
-        out = part(q, k, v, site, branch, valid, *rest)
-        calls.setdefault((site.now.step, site.layer), {})[branch] = (q, k, v, valid, site, rest[-1], out)
+    def noted(q: Any, k: Any, v: Any, site: Any, mask: Any, scale: Any) -> Any:
+        out = sparse_call(q, k, v, site, mask, scale)
+        if len(site.now.branches) == 1:  # a batch of several calls this once for each
+            calls.setdefault((site.now.step, site.layer), {})[site.now.branches[0]] = (q, k, v, mask, site, scale, out)
         return out
 
-    host._sparse_part = noted
+    host._sparse = noted
     return calls
 
 
@@ -91,7 +92,7 @@ def replayed_as_a_batch(host: Any, calls: dict[tuple[int, int], dict[str, Any]])
     assert calls and all(len(branches) > 1 for branches in calls.values())
     largest = 0.0
     for branches in (calls[at] for at in sorted(calls)):
-        q, k, v, valid, _, _, wanted = (list(column) for column in zip(*branches.values(), strict=True))
+        q, k, v, mask, _, _, wanted = (list(column) for column in zip(*branches.values(), strict=True))
         site, scale = next((given[4], given[5]) for given in branches.values())
         out = host.call(
             torch.cat(q),
@@ -99,7 +100,7 @@ def replayed_as_a_batch(host: Any, calls: dict[tuple[int, int], dict[str, Any]])
             torch.cat(v),
             replace(site, now=replace(site.now, branch=tuple(branches))),
             lambda: None,
-            mask=None if valid[0] is None else torch.cat(valid),
+            mask=None if mask[0] is None else torch.cat(mask),
             scale=scale,
         )
         largest = max(largest, apart(out, torch.cat(wanted)))

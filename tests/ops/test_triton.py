@@ -140,7 +140,7 @@ def test_on_a_gpu_auto_prefers_triton_until_flashinfer_is_measured_to_be_faster(
             mock.patch.object(torch.cuda, "is_available", lambda: True),
             mock.patch.object(torch.cuda, "get_device_capability", lambda device, found=capability: found),
             mock.patch.object(flashinfer, "missing_flashinfer", lambda: None),
-            mock.patch("residua.ops.gpu_cache.recall", lambda device, found=order: {"order": found}),
+            mock.patch("residua.ops.select.recall", lambda device, found=order: {"order": found}),
         ):
             assert choose_backend("auto", Demand(CUDA, torch.bfloat16, 128, 128)).name == chosen
             assert choose_backend("auto", Demand(CUDA, torch.float32, 96, 96)).name == "triton"

@@ -154,7 +154,7 @@ def test_tune_ends_with_one_line_and_no_file_if_the_target_is_out_of_reach(weigh
     found = run("tune", "--model", weights, *asked, "--out", out, *TINY)
     assert found.exit_code == 2 and "is not reached by any of 2 settings; the best is error" in found.output
     assert "missed" in found.output and not list(tmp_path.iterdir())
-    assert "tuning: noise floor" in found.output  # a PSNR is shown, and so is its floor
+    assert "the noise floor: " in found.output  # a PSNR is shown, and so is its floor
 
 
 @pytest.mark.parametrize(

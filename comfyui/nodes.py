@@ -1,7 +1,5 @@
 """The two nodes: one makes a model sparse, the other shows the report."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from residua.hosts import QUALITIES, Preset, Settings

@@ -1,7 +1,5 @@
 """Attaches Residua to a ComfyUI model: an attention override, and two wrappers that track the sampling."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

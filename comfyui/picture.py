@@ -1,7 +1,5 @@
 """A report as an image: the headline, and the error and cost of every row as bars."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any
 

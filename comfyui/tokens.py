@@ -1,7 +1,5 @@
 """Finds the video tokens of a ComfyUI attention call."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

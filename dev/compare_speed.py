@@ -6,8 +6,6 @@ Every checkout gets a worker process of its own (its `src` must hold a built nat
 each worker, a cold call and some warm ones, in an order that changes from round to round; the ratio is new to old.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """Work in several processes that ends at once, and without a word, when the user stops it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

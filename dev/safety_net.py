@@ -9,8 +9,6 @@ there: '{"torch": "portable", "generic": "portable", "residua.api:attend_route":
 "residua.method.budget:SharedBudget": "residua.budget:SharedBudget"}'.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib

@@ -3,8 +3,6 @@
 python -m dev.walk
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shared by all tests: one torch thread per worker, and the direct computations of `support/` importable."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The whole call: recomputed stage by stage in fp64, dense at density 1, and calls at the edge of sense."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

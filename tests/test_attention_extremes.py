@@ -1,7 +1,5 @@
 """Huge finite numbers give finite outputs and estimates, as in dense attention; receipts are always JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 

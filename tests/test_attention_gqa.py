@@ -1,7 +1,5 @@
 """Grouped-query attention: one K/V partition per K/V head, everything else per query head."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 

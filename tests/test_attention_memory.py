@@ -1,8 +1,6 @@
 """Never N x N, never [N, C] for all heads: long calls in a process of their own, and its peak memory as the
 system counts it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

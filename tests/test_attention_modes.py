@@ -1,7 +1,5 @@
 """Autocast, inference mode, no_grad and inputs that require gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

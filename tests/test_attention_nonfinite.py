@@ -1,8 +1,6 @@
 """NaN and Inf pass as they do through dense attention: the same rows are lost, no others,
 and nothing hangs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

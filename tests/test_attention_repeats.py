@@ -1,7 +1,5 @@
 """Bit-identical repeats, whatever the threads, and a global RNG that nobody touches."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

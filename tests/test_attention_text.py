@@ -1,7 +1,5 @@
 """Text tokens and padding: pinned keys, exact query rows and masks against dense masked attention."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

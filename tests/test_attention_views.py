@@ -1,7 +1,5 @@
 """Strided, expanded, sliced and far-reaching views give what contiguous tensors give."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Config: the paper's defaults, clear refusals, and loading from plain values and TOML."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The public names, and an import that stays light."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

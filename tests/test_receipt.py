@@ -1,7 +1,5 @@
 """Every pair counted: against masks, the paper's density identity and its table of probe fractions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

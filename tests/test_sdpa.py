@@ -1,7 +1,5 @@
 """Torch's signature: the same answers where nothing is skipped, refusals of what it cannot do."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """What is carried between calls: warm and cold runs, resets, and shape changes that start cold."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

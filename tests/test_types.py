@@ -1,7 +1,5 @@
 """The nouns: rows, partitions, routes and probes against naive loops."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Holds docs/glossary.md against the sources: reserved words have their one meaning, names are there once."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter, defaultdict

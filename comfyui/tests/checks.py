@@ -4,8 +4,6 @@ A host has `build(name)`, which returns a MODEL, and `sample(model, batched=...,
 which returns latents.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loads the node package as ComfyUI does: from its folder, under a name of the host's choice."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

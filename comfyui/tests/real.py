@@ -8,8 +8,6 @@ ComfyUI, with the node package linked into custom_nodes, and sends it a prompt. 
 many runs the own rounding of the host, which differs between split and batched guidance, tips a choice.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The node on a stand-in host, written from ComfyUI's contract."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

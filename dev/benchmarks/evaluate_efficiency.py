@@ -10,8 +10,6 @@ its report; `rows` begins with the first row and leaves out the start of Ray, wh
 `same_hashes` may be false: torch may round differently with another number of threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

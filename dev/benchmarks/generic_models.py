@@ -13,8 +13,6 @@ can keep, so that the outputs must agree. Each is one of
     failed    it could not be built or run
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect

@@ -10,8 +10,6 @@ calls sparse at 6 %. Prints the mean over all heads and scenes of the relative r
 time of a call, and of the heads' errors over their own cold errors the largest.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import defaultdict

@@ -6,8 +6,6 @@ difference (docs/images/demo.webp), and as a sheet of frames with the simulator'
 machine that does other work too, give those of a quiet one: --seconds DENSE SPARSE.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

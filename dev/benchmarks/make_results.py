@@ -8,8 +8,6 @@ Each study runs as the command that its page names, so that anybody can repeat i
 on the machine; times do, and should be measured on a quiet one.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

@@ -8,8 +8,6 @@ Every setting is changed alone. Printed are mean and p99 of the relative row err
 calls; the probe rows, which are exact, are among the rows.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from statistics import fmean

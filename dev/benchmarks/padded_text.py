@@ -11,8 +11,6 @@ of the video against dense attention. "counted": every row of text is computed e
 query, as if it were valid, out of the budget of the video. Takes a minute or two and 2 GB.
 """
 
-from __future__ import annotations
-
 import logging
 from unittest import mock
 

@@ -10,8 +10,6 @@ of a row, as a share of the row's norm. Where groups differ, the rest is compare
 few seconds for each call of 4,096 tokens.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from pathlib import Path

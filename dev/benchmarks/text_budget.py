@@ -9,8 +9,6 @@ video tokens, and as in Flux.1 (512) beside the 4,096 of a picture of 1024 x 102
 the density. "0": it is paid from it, to the last pair. Takes some minutes and 1 GB.
 """
 
-from __future__ import annotations
-
 from unittest import mock
 
 import torch

@@ -1,7 +1,5 @@
 """Compiles every GPU kernel for every architecture, without a GPU: `python -m dev.gate --page docs/gpu-kernels.md`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated

@@ -4,8 +4,6 @@ The tensors are on the `meta` device: they have shapes, strides and dtypes, and 
 therefore choose the tiles and specialisations that they choose on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

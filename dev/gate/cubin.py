@@ -1,7 +1,5 @@
 """What a compiled kernel is made of, read with the tools of the CUDA toolkit that come with Triton."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Estimates a call without a GPU: `python -m dev.gpu_model --gpu h100 --model wan2.2`."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ A build without CUDA has no device guard, and a few bindings of torch's Python s
 sent to the operators behind them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace

@@ -2,8 +2,6 @@
 compiled for the comparison and never run."""
 
 # mypy: allow-untyped-defs
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

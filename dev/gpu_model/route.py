@@ -1,8 +1,6 @@
 """What the tiles of a real route look like: one head of a synthetic call is grouped and routed on the CPU,
 and the tiles that the kernels would cut are counted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache

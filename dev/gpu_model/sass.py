@@ -1,7 +1,5 @@
 """What a compiled kernel consists of: its machine code, disassembled, and the instructions of every loop."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass

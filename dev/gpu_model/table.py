@@ -1,8 +1,6 @@
 """Estimates of many calls, made once and kept in the package: `estimates.json`, for those who cannot wait for
 a compiler. `python -m dev.gpu_model.table` writes it anew."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One warm call on tensors without memory: every operation of torch and every Triton launch, by stage."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import weakref

@@ -1,7 +1,5 @@
 """How much each Triton launch of a call does: loop trips, FLOPs, bytes. One function per kernel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

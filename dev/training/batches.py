@@ -1,7 +1,5 @@
 """Training batches: subsets of the tokens of random clips, rendered directly."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal

@@ -4,8 +4,6 @@ While a clip is sampled, the model sees all of its tokens. A cut that follows th
 the error of such a cut says little about what sampling will do, only that of whole clips does.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

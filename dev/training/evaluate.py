@@ -5,8 +5,6 @@ balls: the true clip above the generated one. Both decide whether a stage of the
 `--scenes report` takes the scenes of `residua.world.held_out` instead of random ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Muon for the weight matrices of the blocks, AdamW for everything else."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

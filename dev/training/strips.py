@@ -1,7 +1,5 @@
 """Contact strips: a row of frames per clip, to look at what a model generates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ the same result. DIR receives checkpoint.pt, weights/ (the EMA weights as a diff
 history.json, loss.png and strips/ (generated clips to look at).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """One training run: recipe, models, averaged weights, optimisers."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Sequence

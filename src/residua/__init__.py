@@ -1,7 +1,5 @@
 """Residua: training-free sparse attention for video diffusion transformers. Implements SparsePR."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 from typing import Any as _Any

@@ -1,7 +1,5 @@
 """Entry of the `residua` command. The command line needs typer and rich, the library does not."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -1,7 +1,5 @@
 """One attention call, from top to bottom: each line is a stage, each result is what the next one needs."""
 
-from __future__ import annotations
-
 from typing import Literal, overload
 
 import torch

@@ -1,7 +1,5 @@
 """Registries of backends, partitioners, reconstructions, model families and methods, by name."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from typing import Protocol, TypeVar
 

@@ -1,7 +1,5 @@
 """The methods on one task: dense when nothing is skipped, inside the budget when something is, what each promises."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

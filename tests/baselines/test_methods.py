@@ -1,8 +1,6 @@
 """Methods by name: each answers the same calls, pays for text and padding alike, and refuses what it cannot
 do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Two checkouts in turns: here one beside itself, and a worker that is always slower."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Such a tensor has a device and no values, so whatever reads one on the host fails; launches are recorded.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The compile gate, and what launching on tensors without memory proves: nothing is read back to the host."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

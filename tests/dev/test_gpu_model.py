@@ -1,7 +1,5 @@
 """The static cost model: what it counts, and that its parts fit each other."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Work in several processes: results in order, and Ctrl-C whichever thread of this process receives it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The record that a rework is compared with: it repeats itself, and a change is found."""
 
-from __future__ import annotations
-
 import copy
 
 from dev.safety_net import Names, compare, record

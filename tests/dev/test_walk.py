@@ -1,7 +1,5 @@
 """The list of files in docs/method.md is the walk of a call."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebook and the tutorial do what they show."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs every line of the example scripts, with stand-ins that accept only what the real functions accept."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Random calls of `residua.attention`, each a function of its seed alone: shapes, dtypes, strides, masks,
 pinned ranges, every setting and reconstruction, hostile values."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """What must hold for every case. Each check returns the promises that it found broken."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Load trials for docs/reliability.md, each with its figure: `python -m tests.fuzz.load [name ...]`."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """Runs random cases for some time and prints what breaks: `python -m tests.fuzz.run --seconds 600`."""
 
-from __future__ import annotations
-
 import argparse
 import collections
 import time

@@ -5,8 +5,6 @@ is built in a copy of the package under build/, so that the installed one stays 
 a time (2 unless the environment says otherwise). Needs GCC on Linux.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import runpy

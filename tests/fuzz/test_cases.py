@@ -1,8 +1,6 @@
 """Random calls, the same on every machine: `make fuzz SECONDS=600` runs others. Half of the slow ones; the other half
 stands in `test_more_cases.py`, so that two workers of pytest-xdist share them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,8 +1,6 @@
 """`torch.set_default_dtype` has no say in a call: none of its tensors takes that dtype over. The fuzzer
 compares outputs; this finds the tensor, also where a rounded number decides nothing in these cases."""
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Faults in the middle of things: no memory, no space, threads, forks; then everything works again."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

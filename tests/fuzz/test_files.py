@@ -1,7 +1,5 @@
 """Files of strangers, damaged at random: they are read, or refused in one line with an InputError."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

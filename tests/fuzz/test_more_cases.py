@@ -1,7 +1,5 @@
 """The other half of the random calls of `test_cases.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.checks import PARTS, broken_in

@@ -1,7 +1,5 @@
 """Random routes through `execution.run`: sound ones agree with the reference, others raise RouteError."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

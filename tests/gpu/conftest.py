@@ -1,7 +1,5 @@
 """Tests that need a GPU: `pytest -m gpu`. Elsewhere each is skipped, and says why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole calls on a GPU: equal to the CPU's, free of host reads, deterministic, in bounded memory."""
 
-from __future__ import annotations
-
 import linecache
 import warnings
 

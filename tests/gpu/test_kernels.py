@@ -1,7 +1,5 @@
 """Every primitive on a GPU against fp64: at most twice the error of a plain low-precision run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Which GPU a real one is taken for, and which calls are too short for it."""
 
-from __future__ import annotations
-
 import torch
 
 from residua.hosts import settings

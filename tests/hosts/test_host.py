@@ -1,7 +1,5 @@
 """The contract between Residua and a host, without any host: state, runs, reasons, warnings."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

@@ -1,7 +1,5 @@
 """Profiles: what is written is read again, and nothing else is believed."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """The report of a host: headline, short and long form, rows by step and branch, page, files."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """A shared budget follows the noise that the steps of a run remove."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The judge of user tensors: what is refused, and that the message names the way out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The judge: the error estimate is the true error of the probe rows, and the choice follows it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The default method beside `method/naive.py`, which shares no code with it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

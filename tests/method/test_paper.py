@@ -1,7 +1,5 @@
 """`Config.paper()` against SparsePR written down a second time (`method/naive_paper.py`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from dev.benchmarks.paper_agreement import agreement

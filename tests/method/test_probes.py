@@ -1,7 +1,5 @@
 """Probe selection against the paper's algorithm A.1 as a loop, coverage weights, and the other policies."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

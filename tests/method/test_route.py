@@ -1,7 +1,5 @@
 """Cell scores against naive sums; the budget: exact, greedy by mass per pair, stable."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

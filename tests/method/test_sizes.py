@@ -1,7 +1,5 @@
 """Counts cut to what the tensors allow, with a note per cut; the default group counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Shared by the tests of backends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

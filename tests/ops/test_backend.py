@@ -1,7 +1,5 @@
 """Choosing a backend: with reasons, one error that lists them all, and never another one in silence."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

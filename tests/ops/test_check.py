@@ -1,7 +1,5 @@
 """Corrupt routes raise RouteError before anything is computed; a good plan still runs after it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

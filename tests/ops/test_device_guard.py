@@ -1,7 +1,5 @@
 """A call's kernels are launched on the device that holds its tensors, whichever is current."""
 
-from __future__ import annotations
-
 import importlib
 from contextlib import contextmanager
 from unittest import mock

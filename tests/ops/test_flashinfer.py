@@ -1,7 +1,5 @@
 """The FlashInfer adapter: its real plan and run code on CPU, with only the compiled module replaced."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import weakref

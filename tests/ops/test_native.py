@@ -1,7 +1,5 @@
 """Attention of the native backend, on every instruction set of this machine, against the fp64 reference."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

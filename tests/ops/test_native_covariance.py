@@ -1,7 +1,5 @@
 """Covariances of values and keys, mixed over groups, in the native backend on every instruction set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

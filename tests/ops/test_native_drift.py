@@ -1,7 +1,5 @@
 """Summary keys that drift from row to row, in the native backend on every instruction set."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The native library as a whole: built where it can be, loaded with reasons, safe with threads and forks."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Slots of a summary in the native backend, on every instruction set: their choice and their means."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

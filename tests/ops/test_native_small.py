@@ -1,7 +1,5 @@
 """The native small stages (eigenvectors, moments, sorting, probe rows, budget) against plain torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

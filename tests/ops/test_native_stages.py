@@ -1,7 +1,5 @@
 """The native stages around attention, on every instruction set, against plain torch and against fp64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The settings of torch's threads that a native call changes for its own thread, and for no other."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

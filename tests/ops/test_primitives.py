@@ -1,7 +1,5 @@
 """The plain torch primitives against loops, in chunks and whole."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

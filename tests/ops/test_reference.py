@@ -1,7 +1,5 @@
 """The judge against loops over single rows, and the paper's residual identity on its outputs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

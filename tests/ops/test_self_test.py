@@ -1,7 +1,5 @@
 """The self-test of a backend, and what follows from it; on the CPU, with backends that compute wrongly."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from unittest import mock

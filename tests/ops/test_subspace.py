@@ -1,7 +1,5 @@
 """Leading eigenspaces without an eigensolver."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

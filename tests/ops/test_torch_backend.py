@@ -1,8 +1,6 @@
 """The torch backend on given routes: the answers of the oracle, within twice the error of a plain low-precision
 run."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ The kernels themselves run in Triton's interpreter, which must be switched on be
 files of `triton_interpreter/` get processes of their own, the short ones one together.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Options after the file name are given to pip, such as `--extra-index-url ADDRESS` for a CPU build of torch.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """A call on the native backend, for the Python of an environment that has residua installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

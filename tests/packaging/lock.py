@@ -6,8 +6,6 @@ For Linux on x86-64 and the Python that runs this (CI: 3.11), with the versions 
 after every change of constraints.txt or of the dependencies in pyproject.toml.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Every module can be imported: mypy takes a wrong relative import for a package that is not installed."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is said in more than one file is said the same way in each."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

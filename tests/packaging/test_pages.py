@@ -1,7 +1,5 @@
 """What the pages name exists: tests that are a promise's proof, files, modules."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Everything on the reference pages says what it takes and what it returns."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command line as a user sees it, in this process: what it prints and how it ends."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 from unittest.mock import patch

@@ -3,8 +3,6 @@
 python tests/support/ctrl_c.py demo tune    # at every function that they enter: some minutes each
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

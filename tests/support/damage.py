@@ -1,7 +1,5 @@
 """Damaged files, the same on every machine: changed bytes, and fields that hold what they should not."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Ctrl-C at a chosen place of a run: when a function of the package is entered."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable, Iterator

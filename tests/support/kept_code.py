@@ -1,8 +1,6 @@
 """Kernels that are compiled and disassembled once for many runs of `python -m dev.gpu_model`. The
 processes that do so are started in every one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Calls, groupings and stages for the tests of the reconstructions, from labels that a test chooses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

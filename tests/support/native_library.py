@@ -1,7 +1,5 @@
 """Marks for tests that need the native library, and that run on every instruction set of this machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from residua.ops.native import library

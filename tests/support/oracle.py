@@ -1,7 +1,5 @@
 """Direct computations in fp64 that share no code with the package: what the tests compare with."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

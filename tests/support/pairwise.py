@@ -1,7 +1,5 @@
 """Tables of test cases that hold every pair of values of every two axes, instead of every combination."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory that was never written holds what no result should depend on: whatever reads it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of a study that nobody measured, for tests of what is made of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from residua.tools.studies.reconstructions import COMPARISON, Run, at

@@ -1,7 +1,5 @@
 """Random arguments for the primitives that summarise skipped keys: drifting summary keys, slots, mixtures."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

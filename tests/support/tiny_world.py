@@ -1,7 +1,5 @@
 """A pipeline of the world model with random weights, so small that a clip costs nothing."""
 
-from __future__ import annotations
-
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
 

@@ -1,7 +1,5 @@
 """The table of all pipelines in the documentation is what the installed diffusers gives."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`residua doctor`: versions, CPU features and backends, each with the reason where it cannot run."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 

@@ -1,7 +1,5 @@
 """Results on disk: refused where something is in the way, whole or not at all."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Video-like calls: repeatable, tunable, as concentrated as real heads; and what the method does on them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The ways in which methods group tokens: tiles and blocks of neighbours, k-means on activations, SparsePR's groups."""
 
-from __future__ import annotations
-
 import math
 
 import torch

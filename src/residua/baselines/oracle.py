@@ -1,7 +1,5 @@
 """What the others are measured by: dense attention, and the best possible cells of a partition."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

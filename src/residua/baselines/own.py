@@ -1,7 +1,5 @@
 """Residua's own methods: `residua.attention` with certain settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

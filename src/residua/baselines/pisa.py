@@ -1,7 +1,5 @@
 """PISA-type attention: skipped blocks of tokens enter through a Taylor expansion at their mean key."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -4,8 +4,6 @@ Every way is an order of the cells: they are taken in that order while they fit,
 ends. A threshold that a paper tunes (such as a cumulative probability) therefore gets the value that meets the target.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """SpargeAttn: blocks of neighbouring tokens, predicted from their means."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """SVG2: semantic groups of queries and keys, cells chosen by the attention between centroids."""
 
-from __future__ import annotations
-
 from ..types import Partition, Route
 from .groups import cluster
 from .methods import METHODS, Method

@@ -1,7 +1,5 @@
 """SVG-EAR: semantic groups; skipped cells are replaced by centroids; cells with a large error of that are computed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """SVOO: queries and keys are grouped in turn, each by how they respond to the other's groups."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

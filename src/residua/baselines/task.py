@@ -6,8 +6,6 @@ of blocks, centroids in place of keys, distances of k-means) are counted separat
 that is `all_in` is charged for them too, except for grouping.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

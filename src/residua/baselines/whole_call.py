@@ -1,8 +1,6 @@
 """A call of a model around what a method does with its video tokens: text tokens, padding, grouped heads, warm starts
 and the receipt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

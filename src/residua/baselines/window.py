@@ -1,7 +1,5 @@
 """Locality alone: each block of tokens sees the nearest blocks, whatever they contain."""
 
-from __future__ import annotations
-
 import math
 
 import torch

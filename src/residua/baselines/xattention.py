@@ -1,7 +1,5 @@
 """XAttention: blocks of neighbouring tokens, scored by the antidiagonals of their attention maps."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

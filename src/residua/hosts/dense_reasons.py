@@ -1,7 +1,5 @@
 """Why an attention call of a host stays dense: by its layer, its step, its size, its mask or its backend."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

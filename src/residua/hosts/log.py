@@ -1,8 +1,6 @@
 """Records what the attention calls of a host did: calls, pairs, error estimates and time, without waiting for
 the device."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

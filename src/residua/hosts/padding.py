@@ -1,7 +1,5 @@
 """Padding in joint attention: leaves tokens that no sample of the batch uses out of a sparse call."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The named qualities: each is a budget with an error bound for single heads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..config import Config

@@ -1,7 +1,5 @@
 """Where an attention call of a host belongs: layer, forward pass, and which tokens are text."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

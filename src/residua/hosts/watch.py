@@ -1,7 +1,5 @@
 """What a user must be told about a run, once: nothing ran sparse, the error is large, the backend is slow."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable

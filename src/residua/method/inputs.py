@@ -7,8 +7,6 @@ channels where such values would make dense attention NaN. On a GPU, which must 
 found by the centroids of their groups, and broken values by the backend after the call.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """What each head does about the pairs that it skips, and how far off it is then: probe rows are computed exactly, and
 the candidates are compared on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

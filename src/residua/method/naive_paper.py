@@ -5,8 +5,6 @@ Where the paper leaves a choice open, it takes ours (docs/decisions/0010-what-th
 tokens, padding, grouped heads or warm starts. Letters as in naive.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which cells are computed: the mass each is expected to hold, and an exact budget of query-key pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ were found best there. Chosen once per call; no later stage looks at a device.
 `CPU` and `GPU` run on any device: `Config(rules="gpu")` computes on a CPU what a GPU would compute.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Group counts, probes, slots and ranks of a call: what the Config asks for, within what the tensors allow and text
 leaves. Exact rows and pinned keys (text tokens) are computed whatever else is skipped."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Attention over what is kept, and of single rows over everything."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

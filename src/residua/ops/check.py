@@ -1,7 +1,5 @@
 """Checks routes that come from outside: they must fit the tensors they are used with."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

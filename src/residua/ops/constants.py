@@ -1,7 +1,5 @@
 """Numbers that every version of a primitive shares: plain torch, C++ and Triton."""
 
-from __future__ import annotations
-
 MIN_RMS = 1e-6  # by which a row is divided at least
 MIN_SPREAD = 1e-4  # of a group, as a share of the mean over the groups of its head
 MIN_VARIANCE = 1e-4  # of the mean variance of the keys, so that their covariance can be inverted

@@ -5,8 +5,6 @@ are those of the Triton backend. FlashInfer plans on the host, so a call waits f
 expansion keeps the token lists on the device, a few heads at a time.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

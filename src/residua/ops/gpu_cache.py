@@ -4,8 +4,6 @@ One small JSON file in the user's cache folder (`RESIDUA_CACHE` names another fo
 read or written is ignored.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from functools import lru_cache

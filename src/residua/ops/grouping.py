@@ -1,7 +1,5 @@
 """Tokens sorted into groups, and the cells of two groups."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

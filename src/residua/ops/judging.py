@@ -1,7 +1,5 @@
 """How far off rows would be that are known exactly, and what a head should therefore do."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

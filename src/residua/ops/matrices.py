@@ -1,7 +1,5 @@
 """Small matrices, and numbers that are not finite."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

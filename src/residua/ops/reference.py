@@ -1,8 +1,6 @@
 """Masked dense attention, one head at a time, as simple as possible. Small calls only: it builds an [Nq, Nk]
 mask. On fp64 tensors its results are the reference for all other backends."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

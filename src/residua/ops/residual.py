@@ -1,8 +1,6 @@
 """The paper's residual fit: a weighted ridge regression from sparse outputs to what they miss, restricted to the
 output directions that the probe residuals show (section 4.2, appendix A)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Which backend runs a call: with reasons, never silently."""
 
-from __future__ import annotations
-
 import logging
 
 import torch

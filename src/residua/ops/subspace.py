@@ -6,8 +6,6 @@ span: distances and projections are the same in every orthonormal basis of it. O
 space with products and Cholesky factors alone.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """What stands for the skipped K/V groups: slots, their mean keys and values, and their drift."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Which pipelines of the installed diffusers Residua supports: `python -m residua.tools.coverage`."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import typing

@@ -1,7 +1,5 @@
 """What this machine has: versions, CPU features, and every backend with the reason where it cannot run."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Writes results to disk: completely or not at all, never over somebody else's file, never through a link."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

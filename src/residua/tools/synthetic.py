@@ -1,8 +1,6 @@
 """Attention calls that look like those of a video model: 3-D rotary positions, moving objects, texture, and a
 concentration that can be set from broad to very sparse. For demos, tests and benchmarks without weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

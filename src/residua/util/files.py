@@ -1,7 +1,5 @@
 """Writes one file: completely or not at all."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Indices spread by the golden ratio. Evenly spaced ones alias: whenever the spacing is a multiple of the
 picture's width, they all lie in one column of the picture."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

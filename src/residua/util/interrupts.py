@@ -1,7 +1,5 @@
 """Ctrl-C, delayed for as long as operations last that belong together."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

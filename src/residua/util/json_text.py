@@ -1,7 +1,5 @@
 """JSON that every reader accepts: NaN and Inf become null, because JSON has neither."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

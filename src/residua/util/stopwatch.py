@@ -1,7 +1,5 @@
 """Where the time of a call goes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

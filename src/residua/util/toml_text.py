@@ -1,7 +1,5 @@
 """TOML files that users give, read with clear errors; and plain values written as TOML."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

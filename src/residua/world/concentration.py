@@ -4,8 +4,6 @@ Prints, per layer and head, the share of keys that a query needs for 95 % of its
 random queries of clips noised to several levels.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterable
 from pathlib import Path

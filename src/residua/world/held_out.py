@@ -4,8 +4,6 @@ Each prompt stands for one clip, because `default_layout` gives its ball a place
 its layouts from other random numbers, so the model has seen none of these clips.
 """
 
-from __future__ import annotations
-
 # The default prompt of the demo and of single runs.
 DEMO_PROMPT = "a red rubber ball lobbed left on a sand floor in the morning"
 

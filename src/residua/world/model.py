@@ -6,8 +6,6 @@ positions. It predicts the clean clip x0; with x_s = (1 - s) x0 + s noise, the f
 - x0) / s.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ video (the dense one) or with the simulator's. Pixel metrics say little about th
 moment too late costs few decibels, and a ball that dissolves for three frames hardly any.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

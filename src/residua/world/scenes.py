@@ -5,8 +5,6 @@ Motions are quantised: a prompt and the first frame, which shows where the balls
 Lengths are in metres of the little world: x to the right, y up from the floor; balls move in the plane z = 0.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import dataclass

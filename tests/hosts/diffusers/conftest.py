@@ -1,8 +1,6 @@
 """Shared by the tests of the diffusers integration: tiny models, a denoising loop, and settings that fit
 them."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """With caches of diffusers that skip blocks or whole branches: keeping everything gives what dense gives."""
 
-from __future__ import annotations
-
 import diffusers
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Models that run beside the transformer: ControlNets are attached like it, and nothing is silently dense."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import diffusers

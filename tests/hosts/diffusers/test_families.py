@@ -1,8 +1,6 @@
 """Every family on a tiny random model: the same as dense at density 1, as configured below it, and gone
 after."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that no family knows: what their calls show is enough, or they stay dense and say why."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

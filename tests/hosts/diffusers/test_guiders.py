@@ -1,7 +1,5 @@
 """A modular pipeline whose guider asks the transformer one to three times per step, with hooks in between."""
 
-from __future__ import annotations
-
 import diffusers
 import pytest
 import torch

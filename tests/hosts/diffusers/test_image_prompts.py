@@ -1,7 +1,5 @@
 """References and image prompts of Flux: keys that are no part of the picture."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

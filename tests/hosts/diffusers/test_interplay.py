@@ -1,7 +1,5 @@
 """With the other things that people switch on: offload, caches, backends, adapters, precisions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from diffusers import FirstBlockCacheConfig, PyramidAttentionBroadcastConfig

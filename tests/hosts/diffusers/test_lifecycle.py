@@ -1,7 +1,5 @@
 """Put on, taken off, twice, two at once, copied, saved, interrupted: nothing leaks."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Whole pipelines of diffusers, end to end to the latents."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """Random walks over the integration: in whatever order things happen, a model without Residua computes what
 it always did, one with Residua the same as in every other walk, and every dense call has its reason."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

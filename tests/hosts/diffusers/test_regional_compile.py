@@ -1,7 +1,5 @@
 """torch.compile of the repeated blocks: as many graphs as without Residua, and the same numbers as eager."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend

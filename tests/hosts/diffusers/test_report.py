@@ -1,7 +1,5 @@
 """The report: as data, as JSON, as a table."""
 
-from __future__ import annotations
-
 import io
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What may be asked for, what is refused, and which diffusers."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

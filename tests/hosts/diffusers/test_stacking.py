@@ -1,7 +1,5 @@
 """Residua with other packages that make a model faster or smaller; each test needs its package."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The tracker alone: run, step and branch from what pipelines show."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

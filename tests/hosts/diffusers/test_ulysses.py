@@ -1,7 +1,5 @@
 """Two processes with gloo: sparse attention under Ulysses is the sparse attention of one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Run by test_ulysses.py, once per rank: context parallelism on CPU processes. Prints one JSON line on
 rank 0."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -1,7 +1,5 @@
 """The dials that learn from call to call: an error bound, and a budget that goes where the error is."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

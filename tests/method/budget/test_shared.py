@@ -1,7 +1,5 @@
 """Budgets that heads share: the split is the optimum of its model and keeps its total."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """What the steps of a run may spend, by the noise that they remove."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

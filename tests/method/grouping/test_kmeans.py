@@ -1,7 +1,5 @@
 """K-means against naive Lloyd loops: deterministic, warm starts, empty groups, and it always ends."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

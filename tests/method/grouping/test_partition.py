@@ -1,7 +1,5 @@
 """The partitioners: which coordinates each uses, pinned tokens, padding, warm starts and shared keys."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

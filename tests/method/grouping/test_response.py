@@ -1,7 +1,5 @@
 """Metrics, factors and coordinates against direct fp64 computations (the paper's section 4.1, appendix B)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Groups that outlive a call: kept while they fit, renewed where they do not, never across other keys."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Reconstructions through a summary: what they may cost, what they cost, and that they do no harm."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """The fit against closed forms in fp64: weighted ridge, probe-residual subspace, leave-one-out errors, and
 what becomes of NaN and Inf (the paper's section 4.2, appendix A)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

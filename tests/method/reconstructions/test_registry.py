@@ -1,7 +1,5 @@
 """The registered reconstructions: what they promise, and that a new one is a class and a name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

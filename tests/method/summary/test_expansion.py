@@ -1,8 +1,6 @@
 """The expansion around the anchors: exact at an anchor whatever is skipped, exact to first order around
 it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Slots: who shares an extra key, and that nothing skipped is left out or counted twice."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

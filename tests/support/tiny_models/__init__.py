@@ -4,8 +4,6 @@ milliseconds each.
 Every model sees a grid of 3 x 8 x 8 video tokens (192).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The grid of video tokens that every tiny model sees, and noise of its shape."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Cosmos-Predict2.5 and Cosmos3."""
 
-from __future__ import annotations
-
 import diffusers
 import torch
 

@@ -1,7 +1,5 @@
 """Models of pictures: the grid is 12 x 16."""
 
-from __future__ import annotations
-
 import diffusers
 import torch
 

@@ -1,7 +1,5 @@
 """HunyuanVideo and the models built like it."""
 
-from __future__ import annotations
-
 import diffusers
 import torch
 

@@ -1,7 +1,5 @@
 """The LTX models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import diffusers

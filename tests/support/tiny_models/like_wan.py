@@ -1,7 +1,5 @@
 """Wan and the models built like it."""
 
-from __future__ import annotations
-
 import diffusers
 import torch
 

@@ -1,7 +1,5 @@
 """Video models that have no relatives here."""
 
-from __future__ import annotations
-
 import diffusers
 import torch
 

@@ -1,7 +1,5 @@
 """The benchmark: what it reports adds up, and it reports nothing when the outputs are wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

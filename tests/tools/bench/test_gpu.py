@@ -1,7 +1,5 @@
 """The logic of `residua bench gpu`, on small calls and the CPU."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Recording: what is written is what the model's attention saw, and the model is left as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

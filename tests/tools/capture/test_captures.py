@@ -1,7 +1,5 @@
 """Captures on disk: what is written comes back, and hostile folders are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

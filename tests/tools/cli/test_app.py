@@ -1,7 +1,5 @@
 """The command line: what it prints, exit codes, and errors without tracebacks."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,8 +1,6 @@
 """Ctrl-C at every stage of every command that computes: one line, exit code 130, nothing half written, and
 the same command works afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Commands on a disk that is full, or where nothing may be written: one line, an exit code, nothing half
 written, finished work kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

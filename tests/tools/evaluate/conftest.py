@@ -1,7 +1,5 @@
 """A small pipeline of the world model with random weights, and suites that cost next to nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files of evaluations, damaged at random: suites, prompt sets, scores, manifests and rows."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """The columns of the physics of a row."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("diffusers")

@@ -1,7 +1,5 @@
 """Prompt sets in every form that is read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

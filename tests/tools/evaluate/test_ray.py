@@ -1,7 +1,5 @@
 """On two local Ray nodes: the same rows as a plain loop, whatever is killed on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The report says what the rows say."""
 
-from __future__ import annotations
-
 import io
 import json
 

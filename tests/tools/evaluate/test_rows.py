@@ -1,7 +1,5 @@
 """Rows: names that never change, files that scorers find, and an order in which nothing waits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whole runs as a plain loop: what is made, what fails, what is made again."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from dataclasses import replace

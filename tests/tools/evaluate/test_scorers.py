@@ -1,7 +1,5 @@
 """Scores of others join the rows they belong to, or say why not."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Means and intervals over prompts, against direct computation."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The folder of a suite: whole rows or none, one run at a time, and no rows of another suite."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reading suites: what is given is what is run, and what is wrong is said with the way out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

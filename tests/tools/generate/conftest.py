@@ -1,7 +1,5 @@
 """A randomly initialised small pipeline of the world model and clips so small that they cost nothing."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

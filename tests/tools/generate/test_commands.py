@@ -1,7 +1,5 @@
 """`residua demo`, `generate` and `compare`: what they write, what they refuse, how they end."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

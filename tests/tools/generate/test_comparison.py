@@ -1,7 +1,5 @@
 """One generation, and dense against sparse, on a tiny pipeline."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which pipeline a name means, and where it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

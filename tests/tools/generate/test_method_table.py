@@ -1,7 +1,5 @@
 """`residua compare --methods`: every method through the same pipeline, in one table."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The noise floor: the same attention in another order, and nothing else changed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

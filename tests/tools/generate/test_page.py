@@ -1,7 +1,5 @@
 """The report: one file, everything escaped, nothing loaded."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """`residua tune`: the search, the check on other clips, the profile, and how it ends without one."""
 
-from __future__ import annotations
-
 import math
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is encoded can be decoded again."""
 
-from __future__ import annotations
-
 import io
 
 import av

@@ -1,7 +1,5 @@
 """Physics in comparisons: clips of the model in the box are judged, others are not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

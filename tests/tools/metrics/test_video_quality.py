@@ -1,7 +1,5 @@
 """PSNR, SSIM and LPIPS against direct computations, and everything that cannot be measured."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

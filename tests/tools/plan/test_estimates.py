@@ -1,7 +1,5 @@
 """The stored estimates: complete, and sensible between their points."""
 
-from __future__ import annotations
-
 import pytest
 
 from residua.errors import InputError

@@ -1,7 +1,5 @@
 """The report of a study: complete, escaped, self-contained; and the commands that write it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The ablations compare like with like, and their SparsePR is the operator itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The study of the baselines: every method on every call, and the command that writes the report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The study of budgets: heads are put back into the calls that they came from, shared budgets settle over the
 steps, and the verdicts follow from the numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

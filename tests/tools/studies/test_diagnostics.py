@@ -1,7 +1,5 @@
 """O1-O3 against direct computations that hold all of A."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

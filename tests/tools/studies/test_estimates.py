@@ -1,7 +1,5 @@
 """Estimated against true error: its spread, its table, and the verdicts that follow."""
 
-from __future__ import annotations
-
 import pytest
 
 from residua.tools.studies.estimates import Estimates, comparable

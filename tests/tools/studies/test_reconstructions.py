@@ -1,7 +1,5 @@
 """The study of the reconstructions: its numbers are the operator's, its verdicts follow from them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`accelerate`: attaches Residua to the transformers of a diffusers pipeline."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

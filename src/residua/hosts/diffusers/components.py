@@ -1,7 +1,5 @@
 """Finds the models of a pipeline whose self-attention Residua can make sparse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

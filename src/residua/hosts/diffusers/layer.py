@@ -1,7 +1,5 @@
 """One self-attention layer of diffusers: knows where its calls belong and how they run dense."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

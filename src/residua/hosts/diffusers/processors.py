@@ -1,7 +1,5 @@
 """Tags the attention processors of an accelerated transformer and restores them."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which versions of diffusers Residua supports, and the internal parts of it that must exist."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 import re

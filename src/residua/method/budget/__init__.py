@@ -6,8 +6,6 @@ is left for the rest. Budgets that move are for what can be skipped: what exact 
 comes on top, because no head could do without it. In the paper's method text pays like any other pair.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Budgets under an error bound: each head spends enough to keep its estimated error below `Config.max_error`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

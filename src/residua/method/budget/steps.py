@@ -5,8 +5,6 @@ proportion. With errors that fall as 1 / density, the sum of what all steps add 
 with the root of it (docs/decisions/0022-budgets-of-steps.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

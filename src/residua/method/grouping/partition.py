@@ -8,8 +8,6 @@ A partitioner only defines the coordinates in which keys and queries are compare
 padding and warm starts are the same for all. A new one is a class with `@PARTITIONERS.register`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

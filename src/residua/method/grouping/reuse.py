@@ -5,8 +5,6 @@ Clustering takes up to a third of a call at small budgets and finds nearly the s
 are clustered again. Where the host must not wait for such an answer, the number of calls decides.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What the keys of a K/V group amount to where nothing is computed for its query groups: one key and value in
 the middle of the group, and how many keys it counts for."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

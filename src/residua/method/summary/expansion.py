@@ -1,8 +1,6 @@
 """The expansion of what is skipped around the anchors (docs/method.md, "Anchored reconstruction"): which skipped groups
 share a slot, mean key and value of every slot at its anchor, and how they drift as a row leaves the anchor."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ plain C interface. Work is cut into tasks whose results never depend on the numb
 repeats and across thread counts. Memory beyond the outputs is a few hundred KiB per thread.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from ..backend import BACKENDS

@@ -1,7 +1,5 @@
 """Attention over what is kept, and of single rows over everything, in the native library."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

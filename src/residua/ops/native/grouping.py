@@ -1,7 +1,5 @@
 """Tokens sorted into groups, and the cells of two groups, in the native library."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

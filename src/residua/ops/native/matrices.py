@@ -1,7 +1,5 @@
 """Small matrices, and numbers that are not finite, in the native library."""
 
-from __future__ import annotations
-
 import math
 from ctypes import addressof, c_int32
 

@@ -1,7 +1,5 @@
 """The paper's residual fit, in the native library."""
 
-from __future__ import annotations
-
 import math
 
 import torch

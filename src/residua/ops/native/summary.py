@@ -1,7 +1,5 @@
 """What stands for the skipped K/V groups, in the native library."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """One attention call against dense SDPA: interleaved in one process, medians after a warm-up. Raises instead
 of reporting times if the outputs are wrong."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """The call that a benchmark measures, and how it is timed."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """Decides whether a kernel may be timed: recomputes some of its rows in fp64 over exactly the keys they
 see."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Dense attention as other software computes it: the kernels that a sparse call has to beat."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial

@@ -4,8 +4,6 @@ We have no GPU, so none of this was measured by us. A backend is checked first; 
 never reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Peak memory of a piece of work, as reported by the operating system."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Many measurements: speed-up over tokens with its limit, and where the time of a call goes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A folder without a manifest can be read too, if it holds safetensors files with 
 `model_L<layer>_H<head>...`. Only safetensors and JSON files are ever opened.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Writes captures: with a size limit, complete files only, and able to continue an interrupted run."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

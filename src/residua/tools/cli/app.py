@@ -1,7 +1,5 @@
 """The application object with which every command registers, and what all commands share."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import warnings

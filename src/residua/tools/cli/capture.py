@@ -1,7 +1,5 @@
 """`residua capture`: records the attention calls of a real run on disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

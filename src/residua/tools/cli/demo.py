@@ -1,7 +1,5 @@
 """`residua demo`: the same video with dense and sparse attention, from the model in the box."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

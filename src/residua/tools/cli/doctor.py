@@ -1,7 +1,5 @@
 """`residua doctor`: what this machine has and which backends it can run."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

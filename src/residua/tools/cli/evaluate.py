@@ -1,7 +1,5 @@
 """`residua evaluate`: many prompts, seeds and settings, on this machine or on a Ray cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """A live table for a suite: rows done, failed and running, time left, and means so far, by setting."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`residua plan`: estimates what a generation will cost, dense and sparse, without running it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -5,8 +5,6 @@ makes a clip, `measure.py` compares it, `engine.py` gives rows to both, `store.p
 `manifest.py` says what made them, `report.py` writes the report.
 """
 
-from __future__ import annotations
-
 import importlib.util
 
 from ...errors import InputError

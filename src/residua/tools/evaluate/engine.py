@@ -1,7 +1,5 @@
 """Gives rows to workers: on Ray Data, or one after the other in this process."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

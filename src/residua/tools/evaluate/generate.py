@@ -1,7 +1,5 @@
 """`Generate` makes clips, one row at a time: a plain callable for Ray's actors and for a simple loop."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
 import traceback

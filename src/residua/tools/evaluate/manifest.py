@@ -1,7 +1,5 @@
 """The manifest of an evaluation folder: what made its rows, and whether a suite may continue it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`Measure` compares a clip with its dense one and writes the row: a plain callable, like `Generate`."""
 
-from __future__ import annotations
-
 import json
 import time
 import traceback

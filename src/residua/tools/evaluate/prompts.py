@@ -1,8 +1,6 @@
 """Prompt sets: plain text, CSV, JSONL, scenes of the model in the box, and the folders in which VBench and
 PBench are published."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -4,8 +4,6 @@ A record holds the row, a status and what is known so far. A problem of one row 
 reason; a problem of all rows (a full disk, a model that cannot be loaded) ends as `STOP`.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

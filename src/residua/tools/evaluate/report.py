@@ -1,7 +1,5 @@
 """The results of a suite as files: report.html, report.md, report.json, and all rows as rows.parquet."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

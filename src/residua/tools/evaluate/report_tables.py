@@ -1,7 +1,5 @@
 """The tables of a suite's report: means with intervals, medians, speed, paired differences."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

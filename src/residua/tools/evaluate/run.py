@@ -1,7 +1,5 @@
 """A whole run: makes what is missing, in rounds until nothing is missing, then writes the report."""
 
-from __future__ import annotations
-
 import os
 import time
 import uuid

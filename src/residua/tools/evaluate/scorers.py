@@ -1,8 +1,6 @@
 """Scores from outside: runs VBench and PBench on the videos if they are installed, and reads files of
 scores."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

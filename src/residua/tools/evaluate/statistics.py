@@ -5,8 +5,6 @@ as two prompts. Sums are exact (`math.fsum`), so that neither the order of rows 
 changes a mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

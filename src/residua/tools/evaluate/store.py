@@ -9,8 +9,6 @@ running/<id>         what is being made at this moment
 logs/<id>.log        what happened to a row
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """What to evaluate: a TOML file as validated dataclasses."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

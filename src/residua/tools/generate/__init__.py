@@ -1,7 +1,5 @@
 """Generates videos dense and sparse, compares them and writes the results."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from ...errors import InputError

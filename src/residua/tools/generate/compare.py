@@ -1,7 +1,5 @@
 """Generates the same clip dense and sparse, and compares the two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Counts how often a pipeline runs its transformers, and the FLOPs of a pass outside self-attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,8 +1,6 @@
 """Loads a pipeline from a name, a folder or the package, onto a device, in a precision, over several
 processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

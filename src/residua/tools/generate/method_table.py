@@ -1,7 +1,5 @@
 """`residua compare --methods`: whole methods on one model, as the paper's Table 1 and its runtime figure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

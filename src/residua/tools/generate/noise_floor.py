@@ -6,8 +6,6 @@ to 35 dB. A sparse video that is as close to the dense one as the noise floor ca
 dense run, so a PSNR above it means nothing more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

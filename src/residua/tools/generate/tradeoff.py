@@ -1,7 +1,5 @@
 """`residua compare`: quality against efficiency over many settings, for any pipeline."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ off a head may be. More density means less error, so the search can halve an int
 rule, the result is still a setting that was measured to keep the target.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Frames as files: mp4, animated WebP, contact sheet. Everything is encoded in memory, so that a file is
 written completely or not at all."""
 
-from __future__ import annotations
-
 import io
 from fractions import Fraction
 from typing import Any

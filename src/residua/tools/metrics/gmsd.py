@@ -5,8 +5,6 @@ It compares edges: where two frames have edges of different strength, their simi
 is how unevenly it falls over the frame. 0 is identical.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -1,7 +1,5 @@
 """How far an attention output is from dense attention: the relative error of its rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

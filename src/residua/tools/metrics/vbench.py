@@ -1,8 +1,6 @@
 """VBench and PBench, benchmarks that score videos without a reference. They are large, bring their own models and
 need a GPU for most of them: Residua runs one if the user has installed it, and otherwise says so."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import math

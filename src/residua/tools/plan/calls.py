@@ -4,8 +4,6 @@ For the default method on a known GPU it is the static estimate of `dev.gpu_mode
 table. For other machines, and for the paper's method, it is computed from the machine's rates.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A config.json that nobody has checked: finds it, reads it, and gives its values by type."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

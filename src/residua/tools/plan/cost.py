@@ -4,8 +4,6 @@ Counted: all matrix products of the blocks, self- and cross-attention, patch emb
 Not counted: norms, activations, softmax, modulation, text encoder, VAE.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 a power of the token count and a line in the density; outside of them the nearest two points are drawn out.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from bisect import bisect_left

@@ -3,8 +3,6 @@
 Each class has a reader; what a config does not say is taken from the known model whose blocks are the same.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path

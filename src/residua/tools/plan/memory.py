@@ -1,7 +1,5 @@
 """Whether a generation fits into memory: weights (depending on offload), activations, and sparse calls."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ...errors import InputError

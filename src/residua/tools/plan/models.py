@@ -1,7 +1,5 @@
 """The models that the cost model knows, and the paper's figures for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The plan of one video: what it costs dense and sparse, and whether sparse is worth it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A plan for a terminal."""
 
-from __future__ import annotations
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """Turns a user's request into a plan and checks it."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models and machines as data: the rows of a TOML file beside this one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

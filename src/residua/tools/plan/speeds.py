@@ -1,8 +1,6 @@
 """The speed of machines for the cost model: sustained rates, each with its source; and their memory. None of the GPUs
 was measured by us."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

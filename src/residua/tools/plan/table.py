@@ -1,7 +1,5 @@
 """Tokens at usual sizes and the expected gain for every named model: `python -m residua.tools.plan.table`."""
 
-from __future__ import annotations
-
 from .models import MODELS
 from .plan import Plan
 from .request import make_plan

@@ -2,8 +2,6 @@
 files, and as SVG whose text and axes take the colours of the page it is in. Residua and contradicted claims each have a
 colour of their own, in charts and on pages."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

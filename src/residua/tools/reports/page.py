@@ -1,7 +1,5 @@
 """Results as files: `report.html`, which loads nothing else, `report.md`, `report.json`, and the figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

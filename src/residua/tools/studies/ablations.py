@@ -2,8 +2,6 @@
 same number of routed pairs, the probe rows are the same unless they are what is compared, and errors are those of rows
 that no variant has probed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from statistics import fmean

@@ -1,8 +1,6 @@
 """`residua baselines`: every method on every call with the same budget of pairs: error against dense attention, pairs,
 products, time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

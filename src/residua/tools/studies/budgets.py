@@ -2,8 +2,6 @@
 heads of a layer in one call, layer after layer, step after step. Errors are those of the last step, when shared budgets
 have settled; rows that a call computed exactly are left out."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ O3  how much of the missing part is an affine function of the sparse output
 Nothing of size Nq x Nk is ever in memory: rows are processed in blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -2,8 +2,6 @@
 off it is. Every number is that of a whole call through
 `residua.attention`, from a cold start; errors are those of rows that the call has not computed exactly."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What every study shares: progress, the calls for a quick look, errors by setting and model, verdicts, the report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean

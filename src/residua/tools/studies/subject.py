@@ -1,8 +1,6 @@
 """What a study looks at: one captured call, dense attention as the reference, and the stages of the method as
 separate pieces that can be exchanged."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Allegro: the whole sequence is video. Its processor calls torch directly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What Residua must know about a transformer, and the registry of model families."""
 
-from __future__ import annotations
-
 import copy
 import math
 import re

@@ -1,8 +1,6 @@
 """CogVideoX: joint attention over [text, video], called through torch directly. Both guidance branches
 come as one batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

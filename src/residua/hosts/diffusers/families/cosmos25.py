@@ -1,8 +1,6 @@
 """Cosmos-Predict2.5 (and Cosmos 1 and 2, which share its transformer): the whole sequence is video. The
 processor of diffusers passes no backend, so Residua has its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Cosmos3: a causal call over the text, then video queries over [text, video] keys with grouped K/V heads.
 Sound and action tokens, if a model has them, follow the video."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """EasyAnimate: joint attention over [text, video], called through torch directly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

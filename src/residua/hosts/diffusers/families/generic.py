@@ -1,8 +1,6 @@
 """A transformer that no family knows: Residua relies on what its attention calls show. Not registered; only
 used with `accelerate(..., generic=True)`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any

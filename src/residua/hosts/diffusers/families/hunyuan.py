@@ -1,7 +1,5 @@
 """HunyuanVideo, its successors and MotifVideo: joint attention over [video, text], with the text's padding masked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Image transformers with many tokens (2K and 4K pictures, editing with references): joint attention over
 [text, image]. A picture is a video of one frame."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Kandinsky 5 and 6: the whole sequence is video. Latents are [B, frames, height, width, C]. Calls with a
 NABLA mask, which already selects blocks, are not changed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

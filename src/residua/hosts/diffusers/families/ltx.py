@@ -1,7 +1,5 @@
 """LTX-Video and LTX-2: the sequence is video (with conditioning frames). LTX-2's audio is not changed."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Mapping
 from typing import Any

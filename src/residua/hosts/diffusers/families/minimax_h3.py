@@ -1,8 +1,6 @@
 """MiniMax-H3: one packed sequence of text, reference, audio and video rows. The generated video is sparse;
 everything else is exact and kept for every query."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Mapping

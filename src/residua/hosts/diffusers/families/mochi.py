@@ -1,8 +1,6 @@
 """Mochi: joint attention over [video, valid text]. diffusers loops over the batch and gathers the valid text;
 here it is one call with a key mask."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Base of Residua's own attention processors, for models whose processors never reach the dispatcher."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Stable Diffusion 3 and 3.5: joint attention over [image, text]; SD3.5 also has attention over the image
 alone. Both call torch directly."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

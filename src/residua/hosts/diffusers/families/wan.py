@@ -1,7 +1,5 @@
 """Wan 2.1 and 2.2 (text, image, both transformers of A14B) and models built on it: the whole sequence is video."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

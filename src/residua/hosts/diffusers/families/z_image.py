@@ -1,7 +1,5 @@
 """Z-Image: the image alone in the noise refiner, then joint attention over [image, text]."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

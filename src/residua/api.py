@@ -1,5 +1,6 @@
 """One attention call, from top to bottom: each line is a stage, each result is what the next one needs."""
 
+from functools import partial
 from typing import Literal, overload
 
 import torch
@@ -13,7 +14,7 @@ from .method.inputs import Spans, key_padding, refuse_settings, refuse_unsupport
 from .method.stages import SizedCall
 from .ops.backend import Backend, Demand
 from .ops.check import check_route, check_summary
-from .ops.select import choose_backend
+from .ops.select import choose_backend, inference, wait_for
 from .receipt import Receipt
 from .state import State
 from .types import Call, Route, SummaryKeys
@@ -147,8 +148,8 @@ def attention(
         check_finite=config.check_finite,
     )
     chosen = choose_backend(config.backend, Demand.of(call))
-    stopwatch = Stopwatch(time_stages, q.device)
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False), chosen.session() as backend:
+    stopwatch = Stopwatch(time_stages, partial(wait_for, q.device))
+    with inference(q.device), chosen.session() as backend:
         sized, power = rescale(SizedCall.of(call, config, backend))
         if call.routable:
             out, receipt = sparse_attention(sized, state, stopwatch, return_receipt)
@@ -259,5 +260,5 @@ def attend_route(
     check_route(route, call)
     check_summary(summary, route, call)
     chosen = choose_backend(backend, Demand.of(call))
-    with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+    with inference(q.device):
         return chosen.attend(q, k, v, route, call.scale, summary, out_dtype)

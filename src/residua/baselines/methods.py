@@ -7,9 +7,9 @@ all of them alike.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
-import torch
 from torch import Tensor
 
 from ..api import exact_attention
@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..method.budget import SharedBudget
 from ..method.inputs import Spans, validate
 from ..ops.backend import Demand
-from ..ops.select import choose_backend
+from ..ops.select import choose_backend, inference, wait_for
 from ..receipt import Receipt
 from ..registry import Registry
 from ..types import Partition, Route
@@ -117,8 +117,8 @@ class Method:
         call = validate(q, k, v, **more)
         chosen = choose_backend(config.backend, Demand.of(call))
         warm = state is not None and state.warm
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False), chosen.session() as backend:
-            whole = WholeCall(call, config, backend, Stopwatch(time_stages, q.device), grid)
+        with inference(q.device), chosen.session() as backend:
+            whole = WholeCall(call, config, backend, Stopwatch(time_stages, partial(wait_for, q.device)), grid)
             if not call.routable:
                 return exact_attention(call, backend), whole.receipt([], warm)
             out, outcomes = whole.attend(self._run_or_refuse, None if state is None else state.by_part)

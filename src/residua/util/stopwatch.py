@@ -1,11 +1,9 @@
 """Where the time of a call goes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-import torch
 
 
 @dataclass(frozen=True)
@@ -22,9 +20,13 @@ class Timings:
 class Stopwatch:
     """Measures the time of each stage. Switched off, it costs nothing and never waits for the device."""
 
-    def __init__(self, enabled: bool, device: torch.device) -> None:
+    def __init__(self, enabled: bool, wait: Callable[[], None]) -> None:
+        """Args:
+        enabled: Whether anything is measured.
+        wait: Returns when the device has done what it was asked to do.
+        """
         self._enabled = enabled
-        self._device = device
+        self._wait = wait
         self._seconds: dict[str, float] = {}
 
     @contextmanager
@@ -41,6 +43,5 @@ class Stopwatch:
         return Timings(self._seconds) if self._enabled else None
 
     def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        self._wait()
         return time.perf_counter()

@@ -31,6 +31,7 @@ STUDIES = {
     "diagnostics": ("analyze", ("world",)),
     "ablations": ("ablate", ("world",)),
     "reconstructions": ("reconstructions", ("world", "world-16k")),
+    "gpu-rules": ("reconstructions --rules gpu", ("world-16k",)),
     "budgets": ("budgets", ("world-16k", "world-32k")),
     "baselines": ("baselines", ("world",)),
 }

@@ -14,7 +14,8 @@ from .method.inputs import Spans, key_padding, refuse_settings, refuse_unsupport
 from .method.stages import SizedCall
 from .ops.backend import Backend, Demand
 from .ops.check import check_route, check_summary
-from .ops.select import choose_backend, inference, wait_for
+from .ops.matrices import inference, wait_for
+from .ops.select import choose_backend
 from .receipt import Receipt
 from .state import State
 from .types import Call, Route, SummaryKeys

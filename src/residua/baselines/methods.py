@@ -18,7 +18,8 @@ from ..errors import InputError
 from ..method.budget import SharedBudget
 from ..method.inputs import Spans, validate
 from ..ops.backend import Demand
-from ..ops.select import choose_backend, inference, wait_for
+from ..ops.matrices import inference, wait_for
+from ..ops.select import choose_backend
 from ..receipt import Receipt
 from ..registry import Registry
 from ..types import Partition, Route

@@ -52,8 +52,7 @@ class HostAttention:
         on_error: What happens when the sparse call itself fails: "stop" raises, "dense" logs a warning and
             computes it dense.
         lend: Whether the first call of a guidance branch starts from the groups of another branch of its
-            layer. Not for hosts that do not always run their branches in the same order: results would
-            depend on it.
+            layer. Not for hosts that do not always run their branches in the same order: results would depend on it.
 
     Not safe for two threads at once.
     """

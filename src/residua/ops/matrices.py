@@ -1,5 +1,8 @@
 """Small matrices, and numbers that are not finite."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,19 @@ CHUNK_BYTES = 64 << 20
 def on_cpu(x: Tensor) -> bool:
     """Whether results can be looked at without waiting, and sums have a fixed order, as they do not on a GPU."""
     return x.device.type == "cpu"
+
+
+@contextmanager
+def inference(device: torch.device) -> Iterator[None]:
+    """A call needs no gradients, and computes in the precision of its tensors whatever autocast says."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def wait_for(device: torch.device) -> None:
+    """Returns when a GPU has done what it was asked to do; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def chunk_rows(row_bytes: int, total: int) -> int:

@@ -1,8 +1,6 @@
 """Which backend runs a call: with reasons, never silently."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -48,27 +46,6 @@ def slow_note(chosen: str, demand: Demand) -> str | None:
         "the torch backend runs, which may be slower than dense attention. The native one cannot: "
         f"{'; '.join(native.reasons(demand))} (`residua doctor` shows what can run here)"
     )
-
-
-@contextmanager
-def inference(device: torch.device) -> Iterator[None]:
-    """A call needs no gradients, and computes in the precision of its tensors whatever autocast says.
-
-    Args:
-        device: It holds the tensors.
-    """
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
-
-
-def wait_for(device: torch.device) -> None:
-    """Returns when a GPU has done what it was asked to do; a CPU always has.
-
-    Args:
-        device: It holds the tensors.
-    """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def rules_for(device: torch.device) -> str:

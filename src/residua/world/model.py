@@ -165,9 +165,8 @@ def forward_tokens(
     context: Tensor,
     blocks: Sequence[Callable[..., Tensor]] | None = None,
 ) -> Tensor:
-    """The transformer on any subset of a clip's tokens at their true positions; on all tokens it equals the
-    model's own forward. The cost of a clip is quadratic in its length, so subsets make training on long clips
-    affordable.
+    """The transformer on any subset of a clip's tokens at their true positions; on all tokens it equals the model's own
+    forward. The cost of a clip is quadratic in its length, so subsets make training on long clips affordable.
 
     Args:
         transformer: The model.

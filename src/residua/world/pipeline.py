@@ -1,8 +1,7 @@
 """WorldPipeline: image-to-video with the world model, as a diffusers pipeline.
 
-The loop is that of diffusers' WanImageToVideoPipeline (same callbacks, same cache contexts), so that
-everything that hooks into Wan also works with this model; only the VAE is missing, because the model works on
-pixels.
+The loop is that of diffusers' WanImageToVideoPipeline (same callbacks, same cache contexts), so that everything that
+hooks into Wan also works with this model; only the VAE is missing, because the model works on pixels.
 """
 
 # No postponed annotations here: diffusers before 0.37 reads the components' types from them as classes.

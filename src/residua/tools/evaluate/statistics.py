@@ -1,8 +1,7 @@
 """Means, medians, intervals and paired differences over prompts.
 
-The unit is the prompt: values of several seeds are averaged first, because two seeds of a prompt do not count
-as two prompts. Sums are exact (`math.fsum`), so that neither the order of rows nor the number of shards
-changes a mean.
+The unit is the prompt: values of several seeds are averaged first, because two seeds of a prompt do not count as two
+prompts. Sums are exact (`math.fsum`), so that neither the order of rows nor the number of shards changes a mean.
 """
 
 import math

@@ -83,8 +83,7 @@ def chosen_methods(names: Sequence[str]) -> list[str]:
 def measure(
     clips: ClipSet, settings: Sequence[tuple[str, Settings]], *, device: str, pbench: Mapping[str, float] | None = None
 ) -> Iterator[MethodRows]:
-    """Generates every prompt with every method; yields after each, so that a run that is interrupted keeps its
-    results.
+    """Generates every prompt with every method; yields after each, so that a run that is interrupted keeps its results.
 
     Args:
         clips: The requests, with their dense clips.

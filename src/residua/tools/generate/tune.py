@@ -1,5 +1,4 @@
-"""Finds the cheapest setting that keeps a target: a few generations, one bisection, and a check on other
-clips.
+"""Finds the cheapest setting that keeps a target: a few generations, one bisection, and a check on other clips.
 
 The search is over the density of the shared budget (`Config(balance=True)`). The error bound of single heads
 changes with it as in the named qualities, so that one number sets both how much a run may spend and how far

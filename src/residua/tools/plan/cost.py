@@ -8,12 +8,11 @@ import math
 from dataclasses import dataclass
 
 from ...config import Config
+from ...hosts.settings import MIN_TOKENS, part_of
 from ...method.rules import CPU, GPU
 from ...method.sizes import default_groups, default_probes, left_by_text, share_of_text, summary_groups
 from .models import Architecture
 
-# Shorter calls are left dense by `residua.hosts.diffusers`: grouping and routing cost more than they save.
-MIN_TOKENS = 4096
 CELL_BYTES = 34  # per cell and head while the router sorts: score, value, pairs, order, cost and masks
 
 
@@ -132,19 +131,14 @@ def count_forward(model: Architecture, tokens: int) -> Forward:
     )
 
 
-def part_of(share: float, total: int) -> int:
-    """A whole number as it is, a fraction as a share of `total`, rounded up; at most `total`."""
-    return min(total, share if isinstance(share, int) else math.ceil(share * total - 1e-9))
-
-
 def schedule_calls(
     model: Architecture, steps: int, tokens: int, density: float, first_dense: tuple[float, float]
 ) -> Schedule:
     """The calls of a generation: the first steps and layers stay dense, or all if they are too short or skip
     nothing."""
     calls = steps * model.passes * model.layers
-    dense_steps = part_of(first_dense[0], steps)
-    dense_layers = part_of(first_dense[1], model.layers)
+    dense_steps = min(steps, part_of(first_dense[0], steps))
+    dense_layers = min(model.layers, part_of(first_dense[1], model.layers))
     sparse_sites = (model.layers - dense_layers) * model.passes
     sparse = (steps - dense_steps) * sparse_sites
     if tokens < MIN_TOKENS or density == 1.0:
